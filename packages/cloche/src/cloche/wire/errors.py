@@ -33,7 +33,10 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "invalid_path": _kind(400, "Give an absolute path inside the sandbox.", exit_code=2),
     "unauthenticated": _kind(401, "Send the node's key: set CLOCHE_API_KEY."),
     "forbidden": _kind(403, "Ask the owner, or use your own sandbox: cloche ps"),
+    "host_refused": _kind(421, "Use the node's own name, or let it be asked by this one: --tcp-host"),
+    "origin_refused": _kind(403, "Allow the origin by name: --tcp-origin"),
     "not_found": _kind(404, "See what there is: cloche ps --all"),
+    "method_not_allowed": _kind(405, "See the routes: GET /openapi.json", exit_code=2),
     "ambiguous": _kind(409, "Give more characters of the id.", exit_code=2),
     "conflict": _kind(409, "Read the present state and try again."),
     "name_taken": _kind(409, "Choose another --name, or end the one that has it: cloche kill NAME"),
@@ -43,6 +46,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     # sandboxes and commands
     "sandbox_ended": _kind(410, "Create a new one; what it printed is still there: cloche logs ID"),
     "command_ended": _kind(409, "Start a new command."),
+    "command_failed": _kind(409, "See what it printed: the result's stderr.", exit_code=1),
     "stdin_offset": _kind(409, "Send from the offset that the answer names."),
     "stdin_closed": _kind(409, "The command's stdin is closed; start a new command with stdin."),
     "no_stdin": _kind(409, "Start the command with stdin=True (cloche run -i)."),
@@ -100,6 +104,8 @@ TABLE: Final[dict[str, ErrorKind]] = {
         500, "Delegate a cgroup: sudo cloche delegate $USER (or log in with systemd's user session)"
     ),
     "keeper_failed": _kind(500, "See why: cloche node logs"),
+    "tls_required": _kind(500, "Give it a certificate and key, or listen on 127.0.0.1.", exit_code=2),
+    "key_required": _kind(500, "Give it an API key, or listen on the unix socket only.", exit_code=2),
     "state_too_new": _kind(500, "This state directory was made by a newer version; upgrade, or: cloche reset --all"),
     "time_out": _kind(504, "Ask again, or give the request more time.", retryable=True),
     "internal": _kind(500, "This is a defect of Cloche; please report it with: cloche doctor --bundle"),

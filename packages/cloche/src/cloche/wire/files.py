@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
+PATH_MAX: Final = 4096
 EntryType = Literal["file", "dir", "symlink", "fifo", "socket", "char", "block"]
+
+
+def _short_enough(path: str) -> str:
+    if len(path) > PATH_MAX:
+        raise ValueError(f"a path has at most {PATH_MAX} characters")
+    return path
+
+
+# Not Field(max_length=…): that refuses lone surrogates, with which a name that is not UTF-8 is written.
+GuestPath = Annotated[str, AfterValidator(_short_enough), WithJsonSchema({"type": "string", "maxLength": PATH_MAX})]
 
 
 class Entry(BaseModel):
@@ -39,7 +50,7 @@ class MakeDirectory(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    path: str = Field(max_length=4096)
+    path: GuestPath
     parents: bool = True
     mode: int | None = Field(default=None, ge=0, le=0o7777)
     user: str | None = Field(default=None, max_length=128)
@@ -50,8 +61,8 @@ class Move(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    source: str = Field(max_length=4096)
-    target: str = Field(max_length=4096)
+    source: GuestPath
+    target: GuestPath
     overwrite: bool = False
     user: str | None = Field(default=None, max_length=128)
 

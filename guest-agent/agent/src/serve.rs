@@ -1,0 +1,424 @@
+//! The loop: carrier, signals and the descriptors of operations, one turn after another.
+
+use crate::bind::{self, Bound};
+use crate::carrier::{Carrier, Received, READ_BYTES};
+use crate::failure::{Failure, Outcome};
+use crate::json::{list, Object};
+use crate::operation::{of_token, Operation, Role, Task, Worker};
+use crate::poller::{check, Poller, Ready, Want};
+use crate::session::{Event, Session};
+use crate::users::Users;
+use crate::wire;
+use crate::{exec, port, stats, worker};
+use cloche_protocol::limits::{GENERATION, OPS, PACKAGE_INSTALL_CAPABILITIES};
+use cloche_protocol::Decoder;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+const CARRIER: u64 = 0;
+const SIGNALS: u64 = 1;
+/// Commands are 20 characters; longer ones would make STATE too large for a frame.
+const COMMAND_BYTES_MAX: usize = 64;
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What `bind` said, for all later commands.
+#[derive(Default)]
+pub struct Config {
+    pub env: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub user: String,
+    pub limits: wire::Limits,
+}
+
+/// The agent's own capabilities: what it can give, and what a child must drop.
+#[derive(Default, Clone, Copy)]
+pub struct Rights {
+    pub permitted: u64,
+    pub bounding: u64,
+}
+
+/// What operations need to start.
+pub struct Context {
+    pub config: Config,
+    pub rights: Rights,
+    nothing: Option<OwnedFd>,
+    users: Option<(Stamp, Users)>,
+}
+
+type Stamp = [Option<(u64, i64, i64, i64)>; 2];
+
+impl Context {
+    /// An empty stdin, opened once.
+    pub fn nothing(&mut self) -> Outcome<OwnedFd> {
+        if self.nothing.is_none() {
+            let null = std::fs::File::open("/dev/null").map(OwnedFd::from);
+            // An image may lack /dev/null; a pipe without a writer reads the same.
+            self.nothing = Some(
+                null.or_else(|_| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map(|p| p.0))?,
+            );
+        }
+        Ok(self.nothing.as_ref().expect("just set").try_clone()?)
+    }
+
+    /// Users as the files say now; read again only when one of them changed.
+    pub fn users(&mut self) -> &Users {
+        let stamp = ["/etc/passwd", "/etc/group"].map(|path| {
+            let s = rustix::fs::stat(path).ok()?;
+            Some((s.st_ino, s.st_size, s.st_mtime as i64, s.st_mtime_nsec as i64))
+        });
+        if self.users.as_ref().is_none_or(|(known, _)| *known != stamp) {
+            self.users = Some((stamp, Users::read()));
+        }
+        &self.users.as_ref().expect("just set").1
+    }
+}
+
+pub struct Agent {
+    pub(crate) session: Session,
+    pub(crate) poller: Poller,
+    pub(crate) operations: BTreeMap<u32, Operation>,
+    pub(crate) by_pid: BTreeMap<i32, u32>,
+    /// Commands that have exited and may still say something.
+    pub(crate) draining: BTreeSet<u32>,
+    pub(crate) context: Context,
+    pub(crate) scratch: Vec<u8>,
+    decoder: Decoder,
+    carrier: Carrier,
+    signals: OwnedFd,
+    bound: Bound,
+    mounts: bool,
+    carrier_rests_until: Option<Instant>,
+    stop_at: Option<Instant>,
+}
+
+fn hello() -> String {
+    let mut boot = [0u8; 16];
+    // Without randomness the id is merely not unique.
+    let _ = rustix::rand::getrandom(&mut boot[..], rustix::rand::GetRandomFlags::NONBLOCK);
+    let boot: String = boot.iter().map(|byte| format!("{byte:02x}")).collect();
+    Object::new()
+        .number("gen", GENERATION)
+        .text("agent", env!("CARGO_PKG_VERSION"))
+        .text("arch", std::env::consts::ARCH)
+        .text("boot", boot)
+        .raw("ops", &list(OPS))
+        .finish()
+}
+
+/// SIGCHLD as a descriptor.
+fn signals() -> io::Result<OwnedFd> {
+    // SAFETY: a zeroed set is filled before use; the result is a fresh descriptor.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        check(libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()))?;
+        let fd = check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Gives up what no child may inherit, once, so that each start need not.
+fn harden() -> Rights {
+    const CAPABILITIES: u32 = 41;
+    const SETPCAP: u64 = 1 << 8;
+    let keep = PACKAGE_INSTALL_CAPABILITIES.iter().fold(0u64, |set, number| set | 1 << number);
+    // SAFETY: prctl on numbers; capget fills two triples.
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        libc::umask(0o022);
+        for number in 1..=64 {
+            if number != libc::SIGPIPE && number != libc::SIGKILL && number != libc::SIGSTOP {
+                // Raw: libc keeps two numbers for itself, which a parent may have ignored all the same.
+                let default = [0u64; 4];
+                libc::syscall(libc::SYS_rt_sigaction, number, default.as_ptr(), std::ptr::null::<u64>(), 8);
+            }
+        }
+        let (header, mut sets) = ([0x2008_0522u32, 0], [0u32; 6]);
+        libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr());
+        let permitted = u64::from(sets[1]) | u64::from(sets[4]) << 32;
+        if permitted & SETPCAP == 0 {
+            return Rights { permitted, bounding: 0 };
+        }
+        let held = (0..CAPABILITIES).filter(|n| libc::prctl(libc::PR_CAPBSET_READ, *n, 0, 0, 0) == 1);
+        let bounding = held.fold(0u64, |set, number| set | 1 << number);
+        for number in (0..CAPABILITIES).filter(|n| bounding & !keep & 1 << n != 0) {
+            libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0);
+        }
+        Rights { permitted, bounding: bounding & keep }
+    }
+}
+
+impl Agent {
+    /// HELLO leaves here, before anything that takes time.
+    pub fn new(mut carrier: Carrier, mounts: bool) -> io::Result<Self> {
+        let mut session = Session::new(hello());
+        let sent = carrier.send(session.out.pending());
+        session.out.wrote(sent);
+        carrier.enlarge();
+        let signals = signals()?;
+        let rights = harden();
+        let poller = Poller::new()?;
+        poller.add(signals.as_raw_fd(), Want::Read, SIGNALS)?;
+        if mounts {
+            // A dummy mount that exists only to make gVisor choose a disk layer.
+            let _ = rustix::mount::unmount("/.cloche/placeholder", rustix::mount::UnmountFlags::DETACH);
+        }
+        let config = Config { user: "0".into(), ..Config::default() };
+        Ok(Agent {
+            session,
+            poller,
+            operations: BTreeMap::new(),
+            by_pid: BTreeMap::new(),
+            draining: BTreeSet::new(),
+            context: Context { config, rights, nothing: None, users: None },
+            scratch: Vec::new(),
+            decoder: Decoder::new(),
+            carrier,
+            signals,
+            bound: Bound::default(),
+            mounts,
+            carrier_rests_until: None,
+            stop_at: None,
+        })
+    }
+
+    /// Serves until the host is gone for good or asks for the end.
+    pub fn run(&mut self) -> io::Result<()> {
+        let mut ready = Vec::new();
+        loop {
+            self.flush();
+            if self.stop_at.is_some_and(|at| self.session.out.is_empty() || at <= Instant::now()) {
+                return Ok(());
+            }
+            self.poller.wait(self.timeout(), &mut ready);
+            for one in ready.drain(..) {
+                match one.token {
+                    CARRIER => {
+                        if !self.on_carrier(one)? {
+                            return Ok(());
+                        }
+                    }
+                    SIGNALS => self.reap(),
+                    token => self.on_operation(token),
+                }
+            }
+            self.on_time();
+        }
+    }
+
+    /// One write a turn; what does not fit waits for the carrier, never the other way round.
+    fn flush(&mut self) {
+        if self.carrier_rests_until.is_some() {
+            return;
+        }
+        self.session.fill();
+        if !self.session.out.is_empty() {
+            let sent = self.carrier.send(self.session.out.pending());
+            self.session.out.wrote(sent);
+        }
+        self.carrier.register(&self.poller, CARRIER, !self.session.out.is_empty());
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if self.carrier_rests_until.is_none() && self.session.out.is_empty() && self.session.has_more() {
+            return Some(Duration::ZERO);
+        }
+        let quiet = self.draining.iter().filter_map(|id| match &self.operations.get(id)?.task {
+            Task::Command(command) => command.quiet_at,
+            _ => None,
+        });
+        let next = quiet.chain(self.carrier_rests_until).chain(self.stop_at).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn on_time(&mut self) {
+        let now = Instant::now;
+        if self.carrier_rests_until.is_some_and(|until| until <= now()) {
+            self.carrier_rests_until = None;
+        }
+        if !self.draining.is_empty() {
+            self.stop_waiting_for_output(now());
+        }
+    }
+
+    /// False: the host is gone for good.
+    fn on_carrier(&mut self, ready: Ready) -> io::Result<bool> {
+        if !ready.read {
+            return Ok(true);
+        }
+        match self.carrier.receive(self.decoder.space(READ_BYTES))? {
+            Received::Bytes(count) => {
+                self.decoder.filled(count);
+                self.decode();
+            }
+            Received::Nothing if !ready.hung_up => {}
+            Received::Gone if self.carrier.is_socket() => return Ok(false),
+            _ => self.carrier_rests_until = Some(Instant::now() + self.carrier.rest(&self.poller)),
+        }
+        Ok(true)
+    }
+
+    fn decode(&mut self) {
+        let mut events = Vec::new();
+        loop {
+            // An error makes the decoder look for RESET; there is nobody to complain to.
+            match self.decoder.next() {
+                None => return,
+                Some(Err(_)) => continue,
+                Some(Ok(frame)) => self.session.handle(frame, &mut events),
+            }
+            for event in events.drain(..) {
+                self.on_event(event);
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Open { stream, payload } => self.on_open(stream, &payload),
+            Event::Input(stream) => self.take_input(stream),
+            Event::Room(stream) => self.arm_outputs(stream),
+            Event::Tell { stream, payload } => self.on_tell(stream, &payload),
+            Event::Abort(stream) => self.abort(stream),
+            Event::Forget(stream) | Event::Close(stream) => self.discard(stream),
+        }
+    }
+
+    fn on_open(&mut self, stream: u32, payload: &[u8]) {
+        if wire::check_depth(payload).is_err() {
+            return;
+        }
+        let head = wire::parse::<wire::Head>(payload);
+        if self.session.is_open(stream) {
+            let command = head.ok().and_then(|head| head.command);
+            if command.is_some() && command.as_deref() == self.session.command_of(stream) {
+                self.session.answer_again(stream);
+            }
+            return;
+        }
+        if !self.session.may_open(stream) {
+            return;
+        }
+        match head.and_then(|head| check_head(stream, head)) {
+            Err(failure) => {
+                self.session.open(stream, "?", None, None);
+                self.session.end(stream, failure.end());
+            }
+            Ok(head) => self.begin(stream, &head, payload),
+        }
+    }
+
+    fn begin(&mut self, stream: u32, head: &wire::Head, payload: &[u8]) {
+        if !self.session.open(stream, &head.op, head.command.as_deref(), head.stderr_stream) {
+            self.session.refuse(stream, &Failure::new("refused", "too many streams").end());
+            return;
+        }
+        let outcome = match head.op.as_str() {
+            "bind" => wire::parse(payload)
+                .and_then(|ask| bind::run(&ask, &mut self.context.config, &mut self.bound, self.mounts))
+                .map(|end| self.session.end(stream, end.into_bytes())),
+            "exec" => wire::parse(payload).and_then(|ask| self.exec(stream, head.stderr_stream, &ask)),
+            "stats" => {
+                let commands =
+                    self.operations.values().filter(|o| matches!(o.task, Task::Command(_))).count();
+                self.session.end(stream, ok(&stats::read(commands)));
+                Ok(())
+            }
+            "shutdown" => {
+                self.session.end(stream, ok("{}"));
+                self.stop_at = Some(Instant::now() + SHUTDOWN_PATIENCE);
+                Ok(())
+            }
+            "port.connect" => wire::parse(payload)
+                .and_then(|ask| port::start(stream, &ask))
+                .map(|operation| self.admit(stream, operation)),
+            op if worker::is_worker(op) => worker::start(&mut self.context, stream, op, payload)
+                .map(|operation| self.admit_worker(stream, operation)),
+            other => Err(Failure::new("unsupported", format!("no operation {other:?}"))),
+        };
+        if let Err(failure) = outcome {
+            self.session.end(stream, failure.end());
+        }
+    }
+
+    fn exec(&mut self, stream: u32, stderr: Option<u32>, ask: &wire::Exec) -> Outcome<()> {
+        let operation = exec::start(&mut self.context, stream, stderr, ask)?;
+        if let Task::Command(command) = &operation.task {
+            self.by_pid.insert(command.pid, stream);
+            self.session.opened(stream, Object::new().number("pid", command.pid).finish());
+        }
+        self.admit(stream, operation);
+        Ok(())
+    }
+
+    fn admit_worker(&mut self, stream: u32, operation: Operation) {
+        if let Task::Worker(Worker { pid: Some(pid), .. }) = &operation.task {
+            self.by_pid.insert(*pid, stream);
+        }
+        self.admit(stream, operation);
+    }
+
+    fn on_operation(&mut self, token: u64) {
+        let (stream, role) = of_token(token);
+        match role {
+            Role::Input if self.is_connecting(stream) => self.on_connect(stream),
+            Role::Input => self.take_input(stream),
+            Role::Output => self.read_output(stream, 0),
+            Role::Stderr => self.read_output(stream, 1),
+            Role::Result => self.read_result(stream),
+        }
+    }
+
+    fn drain_signals(&self) {
+        let mut buffer = [0u8; 1024];
+        // SAFETY: pointer and length describe the buffer. Empty is fine: wait4 tells what happened.
+        unsafe { libc::read(self.signals.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    }
+
+    /// Every child, also those that commands left behind.
+    fn reap(&mut self) {
+        self.drain_signals();
+        while let Some((pid, exit)) = next_exit() {
+            if let Some(stream) = self.by_pid.remove(&pid) {
+                self.on_exit(stream, exit);
+            }
+        }
+    }
+}
+
+pub fn ok(json: &str) -> Vec<u8> {
+    Object::new().raw("ok", json).finish().into_bytes()
+}
+
+fn check_head(stream: u32, head: wire::Head) -> Outcome<wire::Head> {
+    if head.command.as_ref().is_some_and(|command| command.len() > COMMAND_BYTES_MAX) {
+        return Err(Failure::invalid("command: at most 64 bytes"));
+    }
+    if head.stderr_stream.is_some_and(|stderr| stderr % 2 != 0 || stderr <= stream || head.op != "exec") {
+        return Err(Failure::invalid("stderr_stream: the next even id, for exec only"));
+    }
+    Ok(head)
+}
+
+fn next_exit() -> Option<(i32, crate::operation::Exit)> {
+    let mut status = 0;
+    // SAFETY: wait4 fills both; a zeroed rusage is valid.
+    let (pid, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage), usage)
+    };
+    let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+    let exit = crate::operation::Exit {
+        status,
+        ended_ns: exec::boot_clock_ns(),
+        user_us: us(usage.ru_utime),
+        system_us: us(usage.ru_stime),
+        max_rss_kb: usage.ru_maxrss as u64,
+    };
+    (pid > 0).then_some((pid, exit))
+}

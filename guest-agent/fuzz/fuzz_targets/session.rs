@@ -1,0 +1,41 @@
+#![no_main]
+//! What a host may send reaches the dispatcher: no panic, no unbounded memory.
+
+use cloche_guest::session::{Event, Session};
+use cloche_guest::wire;
+use cloche_protocol::Decoder;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let mut session = Session::new("{}".into());
+    let mut decoder = Decoder::new();
+    let mut events = Vec::new();
+    decoder.push(data);
+    while let Some(next) = decoder.next() {
+        let Ok(frame) = next else { continue };
+        session.handle(frame, &mut events);
+        for event in events.drain(..) {
+            match event {
+                Event::Open { stream, payload } if session.may_open(stream) => {
+                    let head = wire::parse::<wire::Head>(&payload);
+                    let _ = wire::parse::<wire::Exec>(&payload);
+                    let _ = wire::parse::<wire::Bind>(&payload);
+                    session.open(stream, "exec", None, head.ok().and_then(|h| h.stderr_stream));
+                    session.want_input(stream);
+                    session.opened(stream, "{}".into());
+                    session.output(stream, b"some output");
+                }
+                Event::Input(id) => session.taken(id, session.input(id).len()),
+                Event::Abort(id) => {
+                    session.output_cut(id);
+                    session.output_end(id);
+                    session.end(id, b"{}".to_vec());
+                }
+                Event::Tell { payload, .. } => drop(wire::parse::<wire::Tell>(&payload)),
+                _ => {}
+            }
+        }
+        session.fill();
+        session.out.wrote(session.out.pending().len() / 2);
+    }
+});

@@ -1,0 +1,161 @@
+"""Answers that go on: raw bytes and server-sent events, straight to the connection, with its own pace.
+
+A stream pulls from its source only when the connection has room; it notices a reader who leaves, also while there
+is nothing to say; and an event stream says so every 15 seconds that it is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from binascii import b2a_base64
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Final
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cloche.wire.errors import ClocheError
+from cloche_server.api.backend import OutputChunk
+from cloche_server.api.problems import json_bytes, problem_json, translate
+
+HEARTBEAT_S: Final = 15.0
+HEARTBEAT: Final = b": alive\n\n"
+EVENT_BYTES_MAX: Final = 256 * 1024
+"""The most bytes of output in one event, before base64."""
+TURN_BYTES: Final = 1024 * 1024
+"""After so many bytes a stream lets others have a turn, even if it never has to wait."""
+FIRST_WAIT_S: Final = 0.05
+"""How long an endless stream waits for its first piece: an error in that time is a status, later an event."""
+
+Piece = bytes | memoryview
+
+log = logging.getLogger("cloche.api")
+
+_NAMES: Final = {1: b"stdout", 2: b"stderr"}
+
+
+def output_events(chunk: OutputChunk) -> bytes:
+    """The chunk as events; each id is the cursor after its bytes."""
+    data = chunk.data
+    size = len(data)
+    name = _NAMES[chunk.fd]
+    if size <= EVENT_BYTES_MAX:
+        head = b"id: %d.%d\nevent: %b\ndata: " % (chunk.generation, chunk.offset + size, name)
+        return b"".join((head, b2a_base64(data, newline=False), b"\n\n"))
+    view = memoryview(data)
+    parts: list[bytes] = []
+    for start in range(0, size, EVENT_BYTES_MAX):
+        piece = view[start : start + EVENT_BYTES_MAX]
+        parts.append(b"id: %d.%d\nevent: %b\ndata: " % (chunk.generation, chunk.offset + start + len(piece), name))
+        parts.append(b2a_base64(piece, newline=False))
+        parts.append(b"\n\n")
+    return b"".join(parts)
+
+
+def model_event(name: str, model: BaseModel) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), json_bytes(model))
+
+
+class Stream(Response):
+    """Sends what `source` yields. `patient`: the source may be silent for long, so begin the answer without it."""
+
+    def __init__(
+        self,
+        source: AsyncGenerator[Piece, None],
+        media_type: str,
+        *,
+        headers: dict[str, str] | None = None,
+        patient: bool = False,
+    ) -> None:
+        self.source = source
+        self.patient = patient
+        self.is_events = media_type == "text/event-stream"
+        self.background = None
+        self.status_code = 200
+        head = {"content-type": media_type, "cache-control": "no-store", **(headers or {})}
+        self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.items()]
+        self._spoke = True
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with contextlib.aclosing(self.source):
+                first = await self._first()
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._run(first, receive, send)
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+
+    async def _first(self) -> asyncio.Task[Piece | None] | Piece | None:
+        """The first piece, None at an empty source's end, or the task that still waits for it."""
+        if not self.patient:
+            return await anext(self.source, None)
+        task = asyncio.ensure_future(_next(self.source))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=FIRST_WAIT_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        return task.result() if done else task
+
+    async def _run(self, first: asyncio.Task[Piece | None] | Piece | None, receive: Receive, send: Send) -> None:
+        pump = asyncio.current_task()
+        assert pump is not None
+        attend = asyncio.ensure_future(self._attend(pump, receive, send))
+        last = b""
+        try:
+            piece = await first if isinstance(first, asyncio.Task) else first
+            await self._pump(piece, send)
+        except Exception as raised:
+            err = translate(raised)
+            if not self.is_events:
+                log.info("a stream broke: %s", err.code)
+                return  # without the last chunk: the client sees that it is not whole
+            last = _error_event(err)
+        finally:
+            attend.cancel()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _pump(self, piece: Piece | None, send: Send) -> None:
+        since_turn = 0
+        source = self.source
+        while piece is not None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._spoke = True
+            since_turn += len(piece)
+            if since_turn >= TURN_BYTES:
+                since_turn = 0
+                await asyncio.sleep(0)
+            piece = await anext(source, None)
+
+    async def _attend(self, pump: asyncio.Task[object], receive: Receive, send: Send) -> None:
+        """Beats while the source is silent; ends the pump when the reader has left."""
+        beat = HEARTBEAT_S if self.is_events else None
+        while True:
+            try:
+                async with asyncio.timeout(beat):
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                self._gone = True
+                pump.cancel()
+                return
+            except TimeoutError:
+                if not self._spoke:
+                    await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+                self._spoke = False
+
+
+async def _next(source: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(source, None)
+
+
+def _error_event(err: ClocheError) -> bytes:
+    return b"event: error\ndata: " + problem_json(err) + b"\n\n"

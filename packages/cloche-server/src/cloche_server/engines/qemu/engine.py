@@ -1,0 +1,222 @@
+"""`contract.Engine` and `contract.Instance` for QEMU microVMs, in the daemon: the keeper acts, this asks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cloche_server.engines.contract import (
+    Capabilities,
+    EngineError,
+    InstanceStats,
+    IsolationReport,
+    ProcessEnd,
+)
+from cloche_server.engines.qemu import command
+from cloche_server.engines.qemu.monitor import Monitor
+from cloche_server.engines.qemu.process import Process, host_uid
+from cloche_server.engines.spec import SandboxSpec
+from cloche_server.keeper.client import Attached, KeeperClient, KeeperGone, KeeperRefused
+
+NAME: Final = "qemu"
+ISOLATION_CLASS: Final = "microvm"
+FLOOR: Final = (7, 2)
+"""Debian 12's: the oldest with which the command line was tried."""
+_VERSION: Final = re.compile(r"QEMU emulator version (\d+)\.(\d+)[^\s,]*")
+_REFUSALS: Final = {
+    "bad_spec": "invalid_request",
+    "image_not_found": "image_not_found",
+    "image_unreadable": "image_not_found",
+    "engine_missing": "engine_missing",
+    "overloaded": "overloaded",
+    "no_slot": "overloaded",
+    "busy": "node_busy",
+}
+_NOT_ALIVE: Final = ("not_found", "not_live", "dead", "no_channel", "no_control")
+ATTACH_TRIES: Final = 20
+ATTACH_AGAIN_S: Final = 0.1
+WEAKER: Final = (
+    "emulated: the VMM's emulator is part of the wall, and no hardware stands behind it",
+    "the writable layer is in the guest's memory: the disk limit is at most half of that",
+    "the VMM shares the host's pid namespace, and can read host files that everybody can read",
+    "the guest's clock runs at the rate that /proc/cpuinfo states",
+)
+
+
+def version_of(text: str) -> str:
+    """`7.2.22` from what `qemu --version` prints; EngineError when it is none or too old."""
+    found = _VERSION.search(text)
+    if found is None:
+        raise EngineError("engine_missing", f"qemu says {text[:80]!r}, which names no version")
+    if (int(found[1]), int(found[2])) < FLOOR:
+        raise EngineError("engine_too_old", f"{found[0]}; the floor is {FLOOR[0]}.{FLOOR[1]}")
+    return found[0].rpartition(" ")[2]
+
+
+def read_version(binary: Path) -> str:
+    try:
+        done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except OSError as error:
+        raise EngineError("engine_missing", f"{binary}: {error.strerror}") from None
+    return version_of(done.stdout)
+
+
+def kernel_release(directory: Path) -> str:
+    try:
+        document = json.loads((directory / "manifest.json").read_text())
+        return str(document["release"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(
+            "engine_missing", f"no microVM kernel in {directory} (tools/build_microvm.sh): {error}"
+        ) from None
+
+
+def digest_of(*files: Path) -> str:
+    """One SHA-256 over the digests of all that is executed, in this order."""
+    digests = []
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise EngineError("engine_missing", f"{path}: {error.strerror}") from None
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+class QemuEngine:
+    """Made once a daemon. `directory` holds what `tools/build_microvm.sh` made."""
+
+    def __init__(self, directory: Path, keeper: Callable[[], KeeperClient], weaker: tuple[str, ...] = ()) -> None:
+        binary = Path(command.BINARY)
+        self._version = f"{read_version(binary)} linux-{kernel_release(directory)}"
+        self._digest = digest_of(binary, directory / command.KERNEL, directory / command.INITRAMFS)
+        self._keeper = keeper
+        self._weaker = (*weaker, *WEAKER)
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(isolation_class=ISOLATION_CLASS, experimental=True, pause=True)
+
+    async def boot(self, spec: SandboxSpec) -> QemuInstance:
+        try:
+            attached = await self._keeper().boot(spec)
+        except KeeperRefused as error:
+            raise EngineError(_REFUSALS.get(error.code, "create_failed"), error.message) from None
+        except KeeperGone as error:
+            raise EngineError("keeper_failed", str(error)) from None
+        except asyncio.CancelledError:
+            # The keeper finishes the boot for nobody: end it when that is possible again.
+            await asyncio.shield(self._forget(spec.id))
+            raise
+        return self._instance(attached)
+
+    async def adopt(self, spec: SandboxSpec) -> QemuInstance | None:
+        try:
+            attached = await self._attach(spec.id)
+        except KeeperRefused as error:
+            if error.code not in _NOT_ALIVE:
+                raise EngineError("keeper_failed", error.message) from None
+            await self._forget(spec.id)
+            return None
+        except KeeperGone as error:
+            raise EngineError("keeper_failed", str(error)) from None
+        return self._instance(attached)
+
+    async def _attach(self, sandbox: str) -> Attached:
+        """The monitor has one client at a time: it may not have seen yet that the last one died."""
+        for _ in range(ATTACH_TRIES - 1):
+            try:
+                return await self._keeper().attach(sandbox)
+            except KeeperRefused as error:
+                if error.code != "no_control":
+                    raise
+            await asyncio.sleep(ATTACH_AGAIN_S)
+        return await self._keeper().attach(sandbox)
+
+    async def _forget(self, sandbox: str) -> None:
+        try:
+            await self._keeper().kill(sandbox)
+        except (KeeperGone, KeeperRefused):
+            return  # a successor keeper undoes boots that nobody finished; the daemon's adoption finds the rest
+
+    def _instance(self, attached: Attached) -> QemuInstance:
+        held = attached.held
+        found_uid = host_uid(held.pid)
+        report = IsolationReport(
+            isolation_class=ISOLATION_CLASS,
+            engine=NAME,
+            version=self._version,
+            digest=self._digest,
+            host_uid=held.host_uid if found_uid is None else found_uid,
+            cgroup=None if held.cgroup is None else held.cgroup.main,
+            weaker=self._weaker,
+            experimental=True,
+        )
+        return QemuInstance(attached, report, Process(attached, self._keeper))
+
+
+class QemuInstance:
+    """One live microVM."""
+
+    def __init__(self, attached: Attached, report: IsolationReport, process: Process) -> None:
+        self._id = attached.held.id
+        self._channel = attached.channel
+        self._monitor = Monitor(attached.control)
+        self._report = report
+        self._process = process
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def channel(self) -> socket.socket:
+        return self._channel
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def isolation(self) -> IsolationReport:
+        return self._report
+
+    async def start(self) -> None:
+        await self._monitor.ask("cont")
+
+    async def seal(self) -> None:
+        """A microVM has no helper process."""
+
+    async def pause(self) -> None:
+        await self._monitor.ask("stop")
+
+    async def resume(self) -> None:
+        await self._monitor.ask("cont")
+
+    def stats(self) -> InstanceStats:
+        return self._process.stats()
+
+    async def wait_dead(self) -> None:
+        await self._process.wait_dead()
+
+    async def kill(self) -> ProcessEnd:
+        ended = await self._process.kill()
+        self._monitor.close()
+        return ended

@@ -1,0 +1,77 @@
+"""The keeper's private mounts: the few directories that an engine's process can reach, on short paths.
+
+A user's home may be closed to everybody else, and every sandbox is somebody else. So a small tmpfs hides an unused
+directory of the keeper's own mount namespace, and what is needed is bound there: `e` the engine's binaries,
+`w` the sandboxes' work directories, `i/<inode>` each image in use, `n` an empty directory. The binds are made from open
+descriptors, so the paths above them do not matter, and an image cannot be exchanged after it was checked.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from cloche_server.keeper import kernel
+from cloche_server.keeper.verbs import Refusal
+
+_CANDIDATES: Final = ("/mnt", "/media", "/srv", "/opt", "/var/tmp")
+
+
+class View:
+    """Lives as long as the keeper's mount namespace; nothing of it is seen outside."""
+
+    def __init__(self, *, engines: dict[str, str], images: str, work: str, avoid: tuple[str, ...]) -> None:
+        self.root = _unused_directory((*engines.values(), images, work, *avoid))
+        self._images_fd = os.open(images, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._bound: set[str] = set()
+        sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in engines.items()}
+        work_fd = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        kernel.mount("cloche", self.root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m")
+        for name in ("e", "w", "i", "n"):
+            os.mkdir(f"{self.root}/{name}", 0o755)
+        for name, fd in sources.items():
+            os.mkdir(self.engine(name), 0o755)
+            kernel.bind_read_only(fd, self.engine(name))
+            os.close(fd)
+        kernel.mount(f"/proc/self/fd/{work_fd}", f"{self.root}/w", None, kernel.MS_BIND)
+        os.close(work_fd)
+
+    @property
+    def empty(self) -> str:
+        return f"{self.root}/n"
+
+    def engine(self, name: str) -> str:
+        return f"{self.root}/e/{name}"
+
+    def work(self, sandbox: str) -> str:
+        return f"{self.root}/w/{sandbox}"
+
+    def image(self, name: str) -> str:
+        """The path of an image for engines; Refusal when it is missing, unreadable to others, or not a plain file."""
+        try:
+            fd = kernel.open_beneath(self._images_fd, name, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise Refusal("image_not_found", f"{name}: {error.strerror or error}") from None
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise Refusal("image_not_found", f"{name}: not a plain file")
+            if not found.st_mode & stat.S_IROTH:
+                raise Refusal("image_unreadable", f"{name}: must be readable by everybody (chmod a+r)")
+            path = f"{self.root}/i/{found.st_dev:x}-{found.st_ino:x}"
+            if path not in self._bound:
+                os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+                kernel.bind_read_only(fd, path)
+                self._bound.add(path)
+            return path
+        finally:
+            os.close(fd)
+
+
+def _unused_directory(used: tuple[str, ...]) -> str:
+    real = [os.path.realpath(path) for path in used]
+    for candidate in _CANDIDATES:
+        if os.path.isdir(candidate) and not any(f"{path}/".startswith(f"{candidate}/") for path in real):
+            return candidate
+    raise OSError(f"no directory of {', '.join(_CANDIDATES)} exists and is unused")

@@ -1,0 +1,75 @@
+"""Images by name: NAME.erofs and NAME.json below the images directory, until the image store comes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cloche.wire.errors import error
+
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,100}")
+DESCRIPTION_BYTES_MAX: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Image:
+    """What commands of this image start with."""
+
+    name: str
+    file: str
+    digest: str | None
+    user: str | None
+    workdir: str | None
+    env: dict[str, str]
+
+
+class Images:
+    """Looks a name up; a description is read again when its file changes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[int, Image]] = {}
+
+    def find(self, name: str) -> Image:
+        file, description = self._directory / f"{name}.erofs", self._directory / f"{name}.json"
+        if not NAME.fullmatch(name) or not file.is_file() or not description.is_file():
+            raise error(
+                "image_not_found", f"There is no image {name!r} here.", detail={"image": name, "here": self.names()}
+            )
+        changed_ns = description.stat().st_mtime_ns
+        known = self._known.get(name)
+        if known is None or known[0] != changed_ns:
+            known = (changed_ns, _parse(name, file.name, description))
+            self._known[name] = known
+        return known[1]
+
+    def names(self) -> list[str]:
+        if not self._directory.is_dir():
+            return []
+        return sorted(path.stem for path in self._directory.glob("*.erofs"))
+
+    def bytes(self) -> int:
+        if not self._directory.is_dir():
+            return 0
+        return sum(path.stat().st_size for path in self._directory.iterdir() if path.is_file())
+
+
+def _parse(name: str, file: str, description: Path) -> Image:
+    try:
+        said = json.loads(description.read_bytes()[:DESCRIPTION_BYTES_MAX])
+        config: dict[str, Any] = said.get("config") or {}
+        digest = (said.get("content") or {}).get("sha256")
+        env = dict(item.split("=", 1) for item in config.get("Env") or [])
+        return Image(
+            name=name,
+            file=file,
+            digest=f"sha256:{digest}" if digest else None,
+            user=config.get("User") or None,
+            workdir=config.get("WorkingDir") or None,
+            env=env,
+        )
+    except (ValueError, AttributeError, TypeError) as bad:
+        raise error("image_not_found", f"The description of image {name!r} cannot be read: {bad}.") from bad

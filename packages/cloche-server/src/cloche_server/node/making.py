@@ -1,0 +1,148 @@
+"""A create, from the request to a running sandbox: admission, record, journal, boot. Failing leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cloche.wire.errors import ClocheError, error
+from cloche.wire.ids import new_id
+from cloche.wire.sandboxes import CreateSandbox
+from cloche_server import points
+from cloche_server.api.backend import Caller
+from cloche_server.engines.contract import Engine
+from cloche_server.node import admission, booting
+from cloche_server.node.admission import Ask, Use, Watermarks
+from cloche_server.node.context import Context
+from cloche_server.node.images import Image, Images
+from cloche_server.node.lifecycle import Cause, Life, Why
+from cloche_server.node.records import SandboxRecord
+from cloche_server.node.roster import Roster
+from cloche_server.node.sandbox import Sandbox, command_of_key, request_sha256
+
+ENGINE_OF = {"any": "gvisor", "gvisor": "gvisor", "microvm": "qemu"}
+
+
+@dataclass
+class Maker:
+    """What a create needs of the node."""
+
+    context: Context
+    roster: Roster
+    images: Images
+    engines: Mapping[str, Engine]
+    marks: Watermarks
+    use: Callable[[], Use]
+    on_ended: Callable[[Sandbox], None]
+    boot_id: str
+
+    async def create(self, caller: Caller, request: CreateSandbox, key: str | None) -> Sandbox | SandboxRecord:
+        wanted = request_sha256(request.model_dump_json())
+        while key is not None and (known := self.roster.by_key(caller, key)) is not None:
+            if not isinstance(known, Sandbox) or not known.is_undone:
+                return await self._again(known, wanted)
+            await asyncio.shield(known.ended)  # one that a dead daemon had begun: gone in a moment, and forgotten
+        image = self.images.find(request.image)
+        engine = self._engine(request)
+        if request.name is not None:
+            self.roster.check_name(caller, request.name)
+        admission.admit(self.use(), Ask(request.limits.disk_bytes, request.limits.memory_bytes), self.marks)
+        sandbox = self._journalled(caller, request, key, wanted, image, engine)
+        boot = booting.boot(self.context, sandbox, engine, image, request)
+        sandbox.boot_task = self.context.spawn(boot, f"boot {sandbox.id}", quiet=True)
+        try:
+            await asyncio.wait([sandbox.boot_task])
+        except asyncio.CancelledError:
+            if key is None:  # the caller left, and without a key he cannot ask again
+                sandbox.end(Cause(Why.KILLED, by=caller.owner, detail="the caller left during create"))
+            else:
+                self.context.spawn(self._settled(sandbox), f"create {sandbox.id}", quiet=True)
+            raise
+        await self._settled(sandbox)
+        return sandbox
+
+    async def _settled(self, sandbox: Sandbox) -> None:
+        """The boot task is over or will be: its failure becomes the sandbox's end, and the caller's error."""
+        task = sandbox.boot_task
+        assert task is not None
+        await asyncio.wait([task])
+        bad = None if task.cancelled() else task.exception()
+        if bad is None and not task.cancelled():
+            sandbox.boot_task = None
+            return
+        sandbox.end(Cause(Why.CREATE_FAILED, detail=str(bad)[:300] if bad else None))
+        end = await asyncio.shield(sandbox.ended)
+        if isinstance(bad, ClocheError):
+            raise bad
+        if bad is not None:
+            raise error("create_failed", f"The sandbox could not be made ({type(bad).__name__}).") from bad
+        raise error(
+            "create_failed",
+            f"The sandbox ended while it was being made: {end.reason.value} {end.detail or ''}".rstrip() + ".",
+        )
+
+    async def _again(self, known: Sandbox | SandboxRecord, wanted: str) -> Sandbox | SandboxRecord:
+        record = known.record if isinstance(known, Sandbox) else known
+        if record.request_sha256 != wanted:
+            raise error("idempotency_conflict", "This Idempotency-Key was used for a different sandbox.")
+        if isinstance(known, Sandbox) and known.boot_task is not None:
+            await self._settled(known)
+        return known
+
+    def _engine(self, request: CreateSandbox) -> Engine:
+        engine = self.engines.get(ENGINE_OF[request.isolation])
+        if engine is None:
+            here = sorted(self.engines)
+            raise error(
+                "isolation_unavailable", f"This node has no engine for {request.isolation!r}.", detail={"engines": here}
+            )
+        return engine
+
+    def _journalled(
+        self, caller: Caller, request: CreateSandbox, key: str | None, wanted: str, image: Image, engine: Engine
+    ) -> Sandbox:
+        clock, sandbox_id = self.context.clock, new_id("sandbox")
+        life = Life.begin(clock.boot_ns(), request.ttl_s, request.idle_timeout_s)
+        first = command_of_key(sandbox_id, booting.first_key(sandbox_id)) if request.command is not None else None
+        record = SandboxRecord(
+            id=sandbox_id,
+            tenant=caller.tenant,
+            owner=caller.owner,
+            lineage=new_id("lineage"),
+            name=request.name,
+            labels=request.labels,
+            image=request.image,
+            image_file=image.file,
+            image_digest=image.digest,
+            engine=engine.name,
+            limits=request.limits.model_dump(),
+            privileges=request.privileges,
+            user=request.user or image.user,
+            workdir=request.workdir or image.workdir,
+            created_ns=life.created_ns,
+            created_at=clock.wall_s(),
+            ttl_deadline_ns=life.ttl_deadline_ns,
+            idle_timeout_s=request.idle_timeout_s,
+            retain_s=request.retain_s,
+            boot_id=self.boot_id,
+            key=key,
+            request_sha256=wanted,
+            first_command=first,
+            end_with_command=request.end_with_command and first is not None,
+        )
+        self.context.store.add_sandbox(record)
+        sandbox = Sandbox(self.context, record, life, self.on_ended)
+        sandbox.journal(
+            "sandbox.creating",
+            {
+                "image": image.digest,
+                "engine": engine.name,
+                "request_sha256": wanted,
+                "limits": record.limits,
+                "lineage": record.lineage,
+            },
+        )
+        points.reached("node.create.after_journal")
+        self.roster.add(sandbox)
+        return sandbox

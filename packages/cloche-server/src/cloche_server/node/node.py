@@ -1,0 +1,389 @@
+"""`Node`: the Backend of one machine. Thin: it finds the sandbox, says that it is in use, and calls the room's parts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cloche.wire.commands import Command, Cursor, StartCommand, StdinState
+from cloche.wire.errors import error
+from cloche.wire.files import Entry, EntryList, MakeDirectory, Move, TreeResult, WatchEvent
+from cloche.wire.nodes import DiskUse, Event, EventList, NodeView, Pruned
+from cloche.wire.sandboxes import CreateSandbox, SandboxState
+from cloche.wire.sandboxes import Sandbox as View
+from cloche_server.api.backend import Caller, Duplex, OutputChunk
+from cloche_server.channel import Budget
+from cloche_server.engines.contract import Engine
+from cloche_server.node import admission, files, shelf, start, usage
+from cloche_server.node.admission import Use, Watermarks
+from cloche_server.node.clock import NS, Clock, SystemClock, boot_id
+from cloche_server.node.command import RunningCommand
+from cloche_server.node.context import Context
+from cloche_server.node.images import Images
+from cloche_server.node.journal import Journal
+from cloche_server.node.keeping import Agenda
+from cloche_server.node.lifecycle import Cause, Why
+from cloche_server.node.making import Maker
+from cloche_server.node.records import CommandRecord, SandboxRecord, sandbox_view
+from cloche_server.node.retention import Leaks, Retention, leaks
+from cloche_server.node.roster import Roster, may_see
+from cloche_server.node.sandbox import Sandbox
+from cloche_server.node.store import Store
+
+VERSION: Final = "0.1.0"
+Views = list[View]
+Commands = list[Command]
+Events = list[Event]
+"""A class with a method `list` cannot say `list[…]`."""
+WINDOWS_BYTES_MAX: Final = 512 * 1024 * 1024
+KILL_S_MAX: Final = 60.0
+STOP_S: Final = 5.0
+EVENTS_MAX: Final = 1000
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a node is told by whoever starts it."""
+
+    state_dir: Path
+    images_dir: Path
+    layers_dir: Path | None = None
+    mode: str = "user"
+    accepted: tuple[str, ...] = ()
+    keeper_pid: Callable[[], int | None] = lambda: None
+    """Asked each time: a keeper can be replaced."""
+    cgroup: str | None = None
+    marks: Watermarks = field(default_factory=Watermarks)
+
+
+class Node:
+    """Implements `api.backend.Backend`."""
+
+    def __init__(self, config: Config, engines: Mapping[str, Engine], clock: Clock | None = None) -> None:
+        self.config = config
+        self.engines = engines
+        self.roster = Roster()
+        store = Store(config.state_dir)
+        clock = clock or SystemClock()
+        journal = Journal(store.journal_dir, clock, carry=lambda: start.carried(self.roster))
+        self.context = Context(clock, journal, store, Agenda(clock), Budget(WINDOWS_BYTES_MAX))
+        self.retention = Retention(self.context, self.roster)
+        self._images = Images(config.images_dir)
+        self._started_ns = clock.boot_ns()
+        self._boot_id = boot_id()
+        self._maker = Maker(
+            self.context,
+            self.roster,
+            self._images,
+            engines,
+            config.marks,
+            self._use,
+            self.retention.sandbox_ended,
+            self._boot_id,
+        )
+
+    async def start(self) -> None:
+        """Adopts what lives, ends what does not. Before it returns no request may be served."""
+        await start.start(self.context, self.roster, self.retention, self.engines, self._boot_id)
+
+    async def stop(self) -> None:
+        """Lets go: every sandbox that runs lives on, and the next daemon adopts it."""
+        making = [each for each in self.roster.live.values() if each.state is SandboxState.CREATING]
+        for each in making:
+            each.end(Cause(Why.CREATE_FAILED, detail="the daemon is stopping"))
+        ending = [each.ended for each in self.roster.live.values() if each.state is SandboxState.ENDING]
+        if ending:
+            await asyncio.wait(ending, timeout=STOP_S)
+        self.context.agenda.stop()
+        for each in list(self.roster.live.values()):
+            if each.channel is not None:
+                each.channel.close("stopping")
+        for task in list(self.context.tasks):
+            task.cancel()
+        self.context.journal.write("node.stopped", detail={"pid": os.getpid()})
+        self.context.journal.close()
+
+    def channels(self) -> Mapping[str, socket.socket]:
+        """The daemon's copies, for a keeper's successor."""
+        return {each.id: each.instance.channel for each in self.roster.live.values() if each.instance is not None}
+
+    def leaks(self, *, engines: set[str], cgroups: set[str]) -> Leaks:
+        """What the keeper, the cgroups and the store hold beyond what this node knows of."""
+        live = set(self.roster.live)
+        known = live | set(self.roster.ended)
+        return leaks(
+            directories=set(self.context.store.sandboxes()), known=known, cgroups=cgroups, engines=engines, live=live
+        )
+
+    # --- sandboxes ----------------------------------------------------------------------------------
+
+    async def create(self, caller: Caller, request: CreateSandbox, idempotency_key: str | None) -> View:
+        return self._view(await self._maker.create(caller, request, idempotency_key))
+
+    async def list(self, caller: Caller, *, include_ended: bool, usage: bool) -> Views:
+        found = sorted(self.roster.visible(caller, ended=include_ended), key=_created, reverse=True)
+        return await self._views(found) if usage else [self._view(each) for each in found]
+
+    async def _views(self, found: Iterable[Sandbox | SandboxRecord]) -> Views:
+        live = [each for each in found if isinstance(each, Sandbox)]
+        now_ns = self.context.clock.boot_ns()
+        used = dict(
+            zip(
+                (each.id for each in live),
+                await asyncio.gather(*(usage.of(each, now_ns) for each in live)),
+                strict=True,
+            )
+        )
+        return [each.view(used[each.id]) if isinstance(each, Sandbox) else self._view(each) for each in found]
+
+    async def get(self, caller: Caller, sandbox: str) -> View:
+        return self._view(self.roster.find(caller, sandbox))
+
+    async def wait_ended(self, caller: Caller, sandbox: str, timeout_s: float) -> View:
+        found = self.roster.find(caller, sandbox)
+        if isinstance(found, Sandbox):
+            await asyncio.wait([found.ended], timeout=timeout_s)
+        return self._view(found)
+
+    async def extend(self, caller: Caller, sandbox: str, ttl_s: float) -> View:
+        found = self._live(caller, sandbox)
+        found.extend(ttl_s)
+        return found.view()
+
+    async def kill(self, caller: Caller, sandbox: str) -> View:
+        found = self.roster.find(caller, sandbox)
+        if isinstance(found, Sandbox):
+            await self._kill(caller, found)
+        return self._view(found)
+
+    async def kill_all(self, caller: Caller) -> int:
+        live = [each for each in self.roster.visible(caller, ended=False) if isinstance(each, Sandbox)]
+        await asyncio.gather(*(self._kill(caller, each) for each in live))
+        return len(live)
+
+    async def _kill(self, caller: Caller, sandbox: Sandbox) -> None:
+        sandbox.end(Cause(Why.KILLED, by=caller.owner))
+        done, _ = await asyncio.wait([sandbox.ended], timeout=KILL_S_MAX)
+        if not done:
+            raise error(
+                "time_out", f"Not everything of {sandbox.id} is gone after {KILL_S_MAX:g} s; it is tried again."
+            )
+
+    # --- commands -----------------------------------------------------------------------------------
+
+    async def start_command(
+        self, caller: Caller, sandbox: str, request: StartCommand, idempotency_key: str | None
+    ) -> Command:
+        found = self._live(caller, sandbox)
+        with found.call():
+            return shelf.view(found.start_command(request, idempotency_key))
+
+    async def list_commands(self, caller: Caller, sandbox: str) -> Commands:
+        return shelf.all_of(self.context.store, self.roster.find(caller, sandbox))
+
+    async def get_command(self, caller: Caller, sandbox: str | None, command: str) -> Command:
+        if sandbox is not None:
+            return shelf.view(self._command(caller, sandbox, command))
+        return shelf.view(shelf.find_anywhere(self.context.store, self.roster.visible(caller), command))
+
+    async def wait_command(self, caller: Caller, sandbox: str, command: str, timeout_s: float) -> Command:
+        found = self._command(caller, sandbox, command)
+        if isinstance(found, RunningCommand) and not found.ended.done():
+            await asyncio.wait([found.ended], timeout=timeout_s)
+        return shelf.view(found)
+
+    async def output(
+        self, caller: Caller, sandbox: str, command: str, start: Cursor, *, follow: bool, fd: int | None
+    ) -> AsyncIterator[OutputChunk]:
+        log = shelf.open_log(self.context.store, self._command(caller, sandbox, command))
+        async for chunk in shelf.read(log, start, follow=follow, fd=fd):
+            yield chunk
+
+    async def write_stdin(
+        self, caller: Caller, sandbox: str, command: str, offset: int, data: AsyncIterator[bytes], *, eof: bool
+    ) -> StdinState:
+        running = self._running(caller, sandbox, command)
+        with self._live(caller, sandbox).call():
+            return await running.write_stdin(offset, data, eof=eof)
+
+    async def signal(self, caller: Caller, sandbox: str, command: str, signal: int) -> None:
+        self._running(caller, sandbox, command).signal(signal)
+
+    async def resize(self, caller: Caller, sandbox: str, command: str, rows: int, cols: int) -> None:
+        self._running(caller, sandbox, command).resize(rows, cols)
+
+    async def kill_command(self, caller: Caller, sandbox: str, command: str) -> Command:
+        found = self._command(caller, sandbox, command)
+        return shelf.view(found) if isinstance(found, CommandRecord) else await found.kill(caller.owner)
+
+    # --- files --------------------------------------------------------------------------------------
+
+    async def read_file(
+        self, caller: Caller, sandbox: str, path: str, *, offset: int, length: int | None, user: str | None
+    ) -> AsyncIterator[bytes]:
+        with self._live(caller, sandbox).call() as channel:
+            fields = files.fields_of(path, user, offset=offset or None, length=length)
+            async for piece in files.read_bytes(channel, "file.read", fields):
+                yield piece
+
+    async def write_file(
+        self,
+        caller: Caller,
+        sandbox: str,
+        path: str,
+        data: AsyncIterator[bytes],
+        *,
+        mode: int | None,
+        make_parents: bool,
+        append: bool,
+        user: str | None,
+    ) -> int:
+        with self._live(caller, sandbox).call() as channel:
+            fields = files.fields_of(path, user, mode=mode, make_parents=make_parents, append=append)
+            return files.count(await files.ask(channel, "file.write", fields, data=data), "bytes")
+
+    async def stat(self, caller: Caller, sandbox: str, path: str, *, follow: bool, user: str | None) -> Entry:
+        with self._live(caller, sandbox).call() as channel:
+            return await files.stat(channel, path, follow=follow, user=user)
+
+    async def list_files(self, caller: Caller, sandbox: str, path: str, *, depth: int, user: str | None) -> EntryList:
+        with self._live(caller, sandbox).call() as channel:
+            return await files.list_files(channel, path, depth=depth, user=user)
+
+    async def make_directory(self, caller: Caller, sandbox: str, request: MakeDirectory) -> bool:
+        with self._live(caller, sandbox).call() as channel:
+            fields = files.fields_of(request.path, request.user, parents=request.parents, mode=request.mode)
+            return (await files.ask(channel, "fs.mkdir", fields)).get("created") is True
+
+    async def move(self, caller: Caller, sandbox: str, request: Move) -> None:
+        with self._live(caller, sandbox).call() as channel:
+            fields = files.fields_of(request.source, request.user, to=request.target, overwrite=request.overwrite)
+            fields["from"] = fields.pop("path")
+            await files.ask(channel, "fs.move", fields)
+
+    async def remove(self, caller: Caller, sandbox: str, path: str, *, recursive: bool, user: str | None) -> int:
+        with self._live(caller, sandbox).call() as channel:
+            return files.count(
+                await files.ask(channel, "fs.remove", files.fields_of(path, user, recursive=recursive)), "removed"
+            )
+
+    async def watch(
+        self, caller: Caller, sandbox: str, path: str, *, recursive: bool, user: str | None
+    ) -> AsyncIterator[WatchEvent]:
+        with self._live(caller, sandbox).call() as channel:
+            async for event in files.watch(channel, path, recursive=recursive, user=user):
+                yield event
+
+    async def read_tree(self, caller: Caller, sandbox: str, path: str, *, user: str | None) -> AsyncIterator[bytes]:
+        with self._live(caller, sandbox).call() as channel:
+            async for piece in files.read_tree(channel, path, user=user):
+                yield piece
+
+    async def write_tree(
+        self, caller: Caller, sandbox: str, path: str, data: AsyncIterator[bytes], *, overwrite: bool, user: str | None
+    ) -> TreeResult:
+        with self._live(caller, sandbox).call() as channel:
+            return await files.write_tree(channel, path, data, overwrite=overwrite, user=user)
+
+    async def connect_port(self, caller: Caller, sandbox: str, port: int) -> Duplex:
+        return await files.Port.connect(self._live(caller, sandbox).call(), port)
+
+    # --- the node -----------------------------------------------------------------------------------
+
+    async def node(self, caller: Caller) -> NodeView:
+        context = self.context
+        return NodeView(
+            version=VERSION,
+            mode=self.config.mode,
+            pid=os.getpid(),
+            keeper_pid=self.config.keeper_pid(),
+            engines={name: engine.version for name, engine in self.engines.items()},
+            accepted=[*self.config.accepted],
+            cgroup=self.config.cgroup,
+            state_dir=str(self.config.state_dir),
+            uptime_s=(context.clock.boot_ns() - self._started_ns) / NS,
+            sandboxes_running=len(self.roster.live),
+            generation=context.store.generation,
+        )
+
+    async def disk_use(self, caller: Caller) -> DiskUse:
+        layers = self.config.layers_dir
+        logs, layer_bytes = await asyncio.to_thread(lambda: (self.context.store.log_bytes(), usage.bytes_below(layers)))
+        return DiskUse(
+            images_bytes=self._images.bytes(),
+            logs_bytes=logs,
+            layers_bytes=layer_bytes,
+            journal_bytes=self.context.journal.bytes,
+            ended_sandboxes=len(self.roster.ended),
+            free_bytes=admission.disk_free(self.config.state_dir),
+        )
+
+    async def prune(self, caller: Caller) -> Pruned:
+        return self.retention.prune([each for each in self.roster.visible(caller) if isinstance(each, SandboxRecord)])
+
+    async def events(self, caller: Caller, sandbox: str | None, *, after: int, limit: int) -> EventList:
+        wanted = None if sandbox is None else _record(self.roster.find(caller, sandbox)).id
+        return EventList(events=await asyncio.to_thread(self._events, caller, wanted, after, min(limit, EVENTS_MAX)))
+
+    def _events(self, caller: Caller, wanted: str | None, after: int, limit: int) -> Events:
+        found: Events = []
+        for line in self.context.journal.read(after):
+            if len(found) >= limit:
+                break
+            if may_see(caller, line.owner, line.tenant) and wanted in (None, line.sandbox):
+                at, detail = line.wall, line.detail
+                found.append(
+                    Event(
+                        seq=line.seq, at=at, kind=line.kind, sandbox=line.sandbox, command=line.command, detail=detail
+                    )
+                )
+        return found
+
+    # --- finding ------------------------------------------------------------------------------------
+
+    def _live(self, caller: Caller, sandbox: str) -> Sandbox:
+        found = self.roster.find(caller, sandbox)
+        if isinstance(found, SandboxRecord):
+            reason = (found.end or {}).get("reason", "")
+            raise error("sandbox_ended", f"Sandbox {found.id} has ended ({reason}).", detail={"end": found.end or {}})
+        return found
+
+    def _command(self, caller: Caller, sandbox: str, command: str) -> RunningCommand | CommandRecord:
+        return shelf.find(self.context.store, self.roster.find(caller, sandbox), command)
+
+    def _running(self, caller: Caller, sandbox: str, command: str) -> RunningCommand:
+        found = self._command(caller, sandbox, command)
+        if isinstance(found, CommandRecord):
+            raise error("command_ended", "The command has ended.", detail={"stdin_offset": found.stdin_offset})
+        return found
+
+    def _view(self, found: Sandbox | SandboxRecord) -> View:
+        if isinstance(found, Sandbox):
+            return found.view()
+        return sandbox_view(found, SandboxState.ENDED, now_ns=self.context.clock.boot_ns())
+
+    def _use(self) -> Use:
+        live = [each.record.limits for each in self.roster.live.values()]
+        used, most = admission.descriptors()
+        return Use(
+            sandboxes=len(live),
+            disk_free_bytes=admission.disk_free(self.config.state_dir),
+            disk_reserved_bytes=sum(limits["disk_bytes"] for limits in live),
+            memory_free_bytes=admission.memory_free(),
+            descriptors_used=used,
+            descriptors_max=most,
+            log_bytes=self.retention.log_bytes,
+        )
+
+
+def _record(found: Sandbox | SandboxRecord) -> SandboxRecord:
+    return found.record if isinstance(found, Sandbox) else found
+
+
+def _created(found: Sandbox | SandboxRecord) -> float:
+    return _record(found).created_at

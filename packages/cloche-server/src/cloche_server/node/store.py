@@ -1,0 +1,156 @@
+"""The state directory: a directory for each sandbox, and below it one for each command.
+
+    version                                  the form of this directory
+    generation                               how many daemons have served it
+    journal/                                 see `journal`
+    sandboxes/ID/record.json                 what is shown of it, 0600
+    sandboxes/ID/commands/ID/record.json
+    sandboxes/ID/commands/ID/{output,index}  see `command_log`
+
+Names below it are our own ids, never a guest's word.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cloche.wire.errors import error
+from cloche.wire.ids import is_id
+from cloche_server.node.records import CommandRecord, SandboxRecord
+
+VERSION: Final = 1
+RECORD: Final = "record.json"
+_ENCODE: Final = msgspec.json.Encoder().encode
+_SANDBOX: Final = msgspec.json.Decoder(SandboxRecord)
+_COMMAND: Final = msgspec.json.Decoder(CommandRecord)
+
+
+class Store:
+    """Reads and writes the directory; decides nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.journal_dir = root / "journal"
+        self._sandboxes = root / "sandboxes"
+        self._base = str(self._sandboxes)
+        self._sandboxes.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._check_version()
+        self.generation = self._next_generation()
+
+    def _check_version(self) -> None:
+        path = self.root / "version"
+        if not path.exists():
+            _write(str(path), f"{VERSION}\n".encode())
+        found = int(path.read_text())
+        if found > VERSION:
+            raise error("state_too_new", f"{self.root} has version {found}; this node knows {VERSION}.")
+
+    def _next_generation(self) -> int:
+        path = self.root / "generation"
+        number = int(path.read_text()) + 1 if path.exists() else 1
+        _write(str(path), f"{number}\n".encode())
+        return number
+
+    # --- sandboxes ----------------------------------------------------------------------------------
+
+    def add_sandbox(self, record: SandboxRecord) -> None:
+        directory = f"{self._base}/{record.id}"
+        os.mkdir(directory, 0o700)
+        os.mkdir(f"{directory}/commands", 0o700)
+        _write_new(f"{directory}/{RECORD}", _ENCODE(record))
+
+    def save_sandbox(self, record: SandboxRecord) -> None:
+        _write(f"{self._base}/{record.id}/{RECORD}", _ENCODE(record))
+
+    def sandboxes(self) -> list[str]:
+        return [name for name in os.listdir(self._sandboxes) if is_id(name, "sandbox")]
+
+    def sandbox(self, sandbox: str) -> SandboxRecord | None:
+        """None for a directory whose record was never finished (the daemon died in between)."""
+        try:
+            return _SANDBOX.decode(_read(f"{self._base}/{sandbox}/{RECORD}"))
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def remove_sandbox(self, sandbox: str) -> int:
+        """How many bytes that freed."""
+        directory = self._sandboxes / sandbox
+        freed = _bytes_below(directory)
+        shutil.rmtree(directory, ignore_errors=False)
+        return freed
+
+    # --- commands -----------------------------------------------------------------------------------
+
+    def command_dir(self, sandbox: str, command: str) -> Path:
+        assert is_id(sandbox, "sandbox"), "paths are made of our own ids"
+        assert is_id(command, "command"), "paths are made of our own ids"
+        return Path(f"{self._base}/{sandbox}/commands/{command}")
+
+    def add_command(self, record: CommandRecord) -> Path:
+        directory = self.command_dir(record.sandbox, record.id)
+        os.mkdir(directory, 0o700)
+        _write_new(f"{directory}/{RECORD}", _ENCODE(record))
+        return directory
+
+    def save_command(self, record: CommandRecord) -> None:
+        _write(f"{self.command_dir(record.sandbox, record.id)}/{RECORD}", _ENCODE(record))
+
+    def commands(self, sandbox: str) -> list[str]:
+        try:
+            names = os.listdir(self._sandboxes / sandbox / "commands")
+        except FileNotFoundError:
+            return []
+        return [name for name in names if is_id(name, "command")]
+
+    def command(self, sandbox: str, command: str) -> CommandRecord | None:
+        try:
+            return _COMMAND.decode(_read(f"{self._base}/{sandbox}/commands/{command}/{RECORD}"))
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def remove_command(self, sandbox: str, command: str) -> None:
+        shutil.rmtree(self.command_dir(sandbox, command))
+
+    # --- sizes --------------------------------------------------------------------------------------
+
+    def log_bytes(self) -> int:
+        return _bytes_below(self._sandboxes)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _write_new(path: str, data: bytes, flags: int = os.O_EXCL) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, data: bytes) -> None:
+    """Whole or not at all."""
+    _write_new(path + ".new", data, os.O_TRUNC)
+    os.replace(path + ".new", path)
+
+
+def _bytes_below(directory: Path) -> int:
+    return sum(_sizes(directory))
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    """What is on the disk, so that a log with a freed front counts for what it takes."""
+    for base, _, names in os.walk(directory):
+        for name in names:
+            try:
+                yield os.lstat(os.path.join(base, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue  # removed while we looked

@@ -1,0 +1,107 @@
+# Made by tools/unasync.py from packages/cloche/src/cloche/client/_async/node.py: edit that one.
+"""One node: its sandboxes as a list, and what it says about itself."""
+
+from __future__ import annotations
+
+import builtins
+from types import TracebackType
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from cloche.client._sync.transport import REQUEST_TIMEOUT_S, Transport, new_key
+from cloche.client._target import Target
+from cloche.wire import commands as wire_commands
+from cloche.wire.errors import error
+from cloche.wire.nodes import DiskUse, EventList, Killed, NodeView, Pruned
+from cloche.wire.sandboxes import CreateSandbox, SandboxList
+from cloche.wire.sandboxes import Sandbox as SandboxView
+
+if TYPE_CHECKING:
+    from cloche.client._sync.commands import Command
+    from cloche.client._sync.sandbox import Sandbox
+
+
+class Node:
+    """Connections to one node. `target` None: the one that `choose_target` finds."""
+
+    def __init__(self, target: Target | None = None, *, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self._transport = Transport(target, request_timeout_s=request_timeout_s)
+
+    @property
+    def target(self) -> Target:
+        return self._transport.target
+
+    @property
+    def transport(self) -> Transport:
+        return self._transport
+
+    def create(self, request: CreateSandbox, *, key: str | None = None) -> Sandbox:
+        """A new sandbox. With the same `key` a repeat answers with the first one's."""
+        from cloche.client._sync.sandbox import Sandbox
+
+        body = request.model_dump_json(exclude_unset=True, by_alias=True).encode()
+        answer = self._transport.request("POST", "/v1/sandboxes", content=body, key=key or new_key())
+        return Sandbox(self, SandboxView.model_validate_json(answer.body))
+
+    def connect(self, sandbox: str) -> Sandbox:
+        """By id, a unique prefix of it, or name. Never changes how long it lives."""
+        from cloche.client._sync.sandbox import Sandbox
+
+        answer = self._transport.request("GET", f"/v1/sandboxes/{path_part(sandbox)}")
+        return Sandbox(self, SandboxView.model_validate_json(answer.body))
+
+    def list(self, *, include_ended: bool = False, usage: bool = False) -> builtins.list[Sandbox]:
+        from cloche.client._sync.sandbox import Sandbox
+
+        query = {"all": include_ended, "usage": usage}
+        answer = self._transport.request("GET", "/v1/sandboxes", query=query)
+        return [Sandbox(self, view) for view in SandboxList.model_validate_json(answer.body).sandboxes]
+
+    def find_command(self, command: str) -> Command:
+        """A command of any sandbox that you may see, by id or a unique prefix of it."""
+        from cloche.client._sync.commands import Command
+
+        answer = self._transport.request("GET", f"/v1/commands/{path_part(command)}")
+        return Command(self._transport, wire_commands.Command.model_validate_json(answer.body))
+
+    def kill_all(self) -> int:
+        """Ends all of your sandboxes; how many there were."""
+        answer = self._transport.request("DELETE", "/v1/sandboxes")
+        return Killed.model_validate_json(answer.body).sandboxes
+
+    def info(self) -> NodeView:
+        return NodeView.model_validate_json((self._transport.request("GET", "/v1/node")).body)
+
+    def disk_use(self) -> DiskUse:
+        return DiskUse.model_validate_json((self._transport.request("GET", "/v1/node/disk")).body)
+
+    def prune(self) -> Pruned:
+        """Removes what is kept of ended sandboxes."""
+        answer = self._transport.request("POST", "/v1/node/prune", key=new_key())
+        return Pruned.model_validate_json(answer.body)
+
+    def events(self, sandbox: str | None = None, *, after: int = 0, limit: int = 100) -> EventList:
+        query = {"sandbox": sandbox, "after": after, "limit": limit}
+        return EventList.model_validate_json((self._transport.request("GET", "/v1/events", query=query)).body)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.target}>"
+
+
+def path_part(name: str) -> str:
+    """A caller's word as one part of a path: it can't name another route."""
+    quoted = quote(name, safe="")
+    if quoted.strip(".") == "":
+        raise error("invalid_request", "An id or name must not be empty.")
+    return quoted

@@ -1,0 +1,172 @@
+"""A daemon for tests of keeper and engines: the real launcher starts it, a test drives it over a unix socket.
+
+It does what the node's daemon does with a keeper and nothing else. One JSON object a line in, one out. Run as
+`probe.py --mode … --state-dir … …` by `harness.Node`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import cloche_engine
+from cloche.wire.errors import ClocheError
+from cloche_server.engines.contract import EngineError, Instance
+from cloche_server.engines.gvisor.engine import GVisorEngine
+from cloche_server.engines.spec import SandboxSpec
+from cloche_server.keeper.client import KeeperGone, KeeperRefused
+from cloche_server.node.launch.keepers import PROGRAM, KeeperHouse
+from cloche_server.node.launch.places import NodePaths, microvm_dir
+
+
+class Probe:
+    def __init__(self, house: KeeperHouse) -> None:
+        self.house = house
+        self.engines: dict[str, Any] = {}
+        self.instances: dict[str, Instance] = {}
+        self.watch: asyncio.Task[None] | None = None
+
+    def engine(self, name: str) -> Any:
+        if name not in self.engines:
+            if name == "gvisor":
+                self.engines[name] = GVisorEngine(cloche_engine.runsc_path(), lambda: self.house.client)
+            else:
+                module: Any = importlib.import_module("cloche_server.engines.qemu.engine")
+                self.engines[name] = module.QemuEngine(microvm_dir(), lambda: self.house.client)
+        return self.engines[name]
+
+    async def boot(self, spec: dict[str, Any]) -> Any:
+        instance = await self.engine(spec["engine"]).boot(SandboxSpec.from_object(spec))
+        self.instances[spec["id"]] = instance
+        report = instance.isolation()
+        return {"pid": instance.pid, "host_uid": report.host_uid, "cgroup": report.cgroup, "digest": report.digest}
+
+    async def adopt(self, spec: dict[str, Any]) -> Any:
+        instance = await self.engine(spec["engine"]).adopt(SandboxSpec.from_object(spec))
+        if instance is None:
+            return None
+        self.instances[spec["id"]] = instance
+        return {"pid": instance.pid}
+
+    async def start(self, sandbox: str) -> Any:
+        await self.instances[sandbox].start()
+
+    async def seal(self, sandbox: str) -> Any:
+        await self.instances[sandbox].seal()
+
+    async def pause(self, sandbox: str) -> Any:
+        await self.instances[sandbox].pause()
+
+    async def resume(self, sandbox: str) -> Any:
+        await self.instances[sandbox].resume()
+
+    async def stats(self, sandbox: str) -> Any:
+        stats = self.instances[sandbox].stats()
+        return {"cpu_s": stats.cpu_s, "memory_bytes": stats.memory_bytes, "peak": stats.memory_peak_bytes}
+
+    async def kill(self, sandbox: str) -> Any:
+        end = await self.instances.pop(sandbox).kill()
+        return {"oom_kills": end.oom_kills, "status": end.status}
+
+    async def wait_dead(self, sandbox: str) -> Any:
+        await self.instances[sandbox].wait_dead()
+
+    async def send(self, sandbox: str, hexed: str) -> Any:
+        channel = self.instances[sandbox].channel
+        channel.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(channel, bytes.fromhex(hexed))
+
+    async def receive(self, sandbox: str, timeout_s: float = 10.0) -> Any:
+        channel = self.instances[sandbox].channel
+        channel.setblocking(False)
+        data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(channel, 1 << 16), timeout_s)
+        return data.hex()
+
+    async def facts(self) -> Any:
+        return {**self.house.client.facts, "daemon": os.getpid()}
+
+    async def everything(self) -> Any:
+        return [
+            {"id": held.id, "alive": held.alive, "channel": held.channel, "sealed": held.sealed}
+            for held in await self.house.client.everything()
+        ]
+
+    async def replace(self) -> Any:
+        await self.house.replace({name: instance.channel for name, instance in self.instances.items()})
+
+    async def start_watch(self) -> Any:
+        channels = lambda: {name: instance.channel for name, instance in self.instances.items()}  # noqa: E731
+        self.watch = asyncio.create_task(self.house.watch(channels))
+
+    async def end_by_id(self, sandbox: str) -> Any:
+        ended = await self.house.client.kill(sandbox)
+        return {"oom_kills": ended.oom_kills, "status": ended.status}
+
+    async def boot_many(self, specs: list[dict[str, Any]]) -> Any:
+        return await asyncio.gather(*(self.boot(spec) for spec in specs))
+
+    async def boot_and_kill(self, spec: dict[str, Any]) -> Any:
+        booting = asyncio.create_task(self.boot(spec))
+        await asyncio.sleep(0.02)
+        await self.house.client.kill(spec["id"])
+        return await booting
+
+    async def descriptors(self) -> Any:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def stop_keeper(self, purge: bool) -> Any:
+        await self.house.client.stop(purge=purge)
+
+    async def answer(self, line: bytes) -> bytes:
+        asked = json.loads(line)
+        try:
+            result = await getattr(self, asked.pop("do"))(**asked)
+            return json.dumps({"ok": result}).encode()
+        except (EngineError, KeeperRefused, ClocheError) as refused:
+            return json.dumps({"error": refused.code, "message": str(refused)}).encode()
+        except KeeperGone as gone:
+            return json.dumps({"error": "keeper_gone", "message": str(gone)}).encode()
+        except Exception as failure:
+            traceback.print_exc()
+            return json.dumps({"error": type(failure).__name__, "message": str(failure)}).encode()
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("mode", "state-dir", "run-dir", "images-dir", "keeper-socket", "accept", "program"):
+        parser.add_argument(f"--{name}", default="")
+    options = parser.parse_args()
+    paths = NodePaths(Path(options.state_dir), Path(options.run_dir), Path(options.images_dir))
+    accept = tuple(name for name in options.accept.split(",") if name)
+    program = Path(options.program) if options.program else PROGRAM
+    house = KeeperHouse(paths, mode=options.mode, accept=accept, program=program)
+    await house.ensure()
+    probe = Probe(house)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        if line.startswith(b"GET "):
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        else:
+            while line:
+                writer.write(await probe.answer(line) + b"\n")
+                await writer.drain()
+                line = await reader.readline()
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(paths.api_socket), limit=1 << 20)
+    os.chmod(paths.api_socket, 0o777)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

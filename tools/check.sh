@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The static half of the gate. Runs all of it even when one part fails, then says which.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failed=()
+
+part() {
+    local name=$1
+    shift
+    printf '\n== %s\n' "$name"
+    "$@" || failed+=("$name")
+}
+
+part format ruff format --check .
+part lint ruff check .
+part types mypy
+part imports lint-imports --no-logo
+part locks tools/lock.sh --check
+if [[ -f guest-agent/Cargo.toml ]]; then
+    part rustfmt cargo fmt --check --manifest-path guest-agent/Cargo.toml
+    CARGO_TARGET_DIR="${CLOCHE_BUILD_CACHE:-$HOME/.cache/cloche-build}/cargo-target" \
+        part clippy cargo clippy --quiet --locked --manifest-path guest-agent/Cargo.toml --all-targets -- -D warnings
+fi
+
+if ((${#failed[@]})); then
+    printf '\ncheck failed: %s (`just fmt` mends format)\n' "${failed[*]}"
+    exit 1
+fi
+printf '\ncheck passed\n'

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Everything a checkout needs before its first test: system packages (only the missing
+# ones), the Python environment, the engine, the agent, the root file system.
+# Seconds when another clone on this machine has done it before (tools/cache.sh).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source tools/cache.sh
+
+# command:package, as Debian names them
+needs=(mmdebstrap:mmdebstrap mkfs.erofs:erofs-utils newuidmap:uidmap gcc:gcc strace:strace
+    tmux:tmux qemu-system-x86_64:qemu-system-x86)
+
+install_packages() {
+    local pair missing=()
+    for pair in "${needs[@]}"; do
+        command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+    done
+    ((${#missing[@]})) || return 0
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        die "missing: ${missing[*]}. Install them (Debian: sudo apt-get install ${missing[*]})."
+    fi
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+python_environment() {
+    export VIRTUAL_ENV="$PWD/.venv"
+    .venv/bin/uv pip sync --quiet --require-hashes requirements/dev.lock
+    .venv/bin/uv pip install --quiet --no-deps --build-constraint requirements/build.lock \
+        -e packages/cloche -e packages/cloche-server -e packages/cloche-engine
+}
+
+stage() {
+    local before=$SECONDS
+    "$@"
+    say "$1: $((SECONDS - before)) s"
+}
+
+[[ -x .venv/bin/uv ]] || die "run tools/bootstrap first"
+stage install_packages
+stage python_environment
+stage tools/build_runsc.sh
+stage tools/build_agent.sh
+stage python3 tools/engine_manifest.py
+stage tools/build_rootfs.sh
