@@ -109,13 +109,27 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+ENVIRONMENT: Final = """`cloche VERB --help` prints the same. What the environment can say:
+
+| variable | |
+|---|---|
+| `CLOCHE_URL` | the node to ask: `unix:///PATH`, `https://HOST`, `http://localhost:PORT`; else the machine's, else your own |
+| `CLOCHE_API_KEY` | the key for a node that is asked over TCP |
+| `CLOCHE_ROOTFS` | the file of the default image (`python.erofs`), for `up` and for a node that `run` starts |
+| `CLOCHE_DEBUG` | show where an error comes from |
+| `NO_COLOR` | no colours |
+
+Exit codes: the program's own from `run`, `exec` and `shell`; 2 for a command line that makes no sense; else [the table of errors](errors.md).
+"""
+
+
 def cli_page() -> str:
     import click
 
     from cloche.cli.main import VERBS, cli
 
     context = click.Context(cli, info_name="cloche")
-    parts = ["# Command line\n\n" + NOTE + "`cloche VERB --help` prints the same.\n"]
+    parts = ["# Command line\n\n" + NOTE + ENVIRONMENT]
     for name in VERBS:
         command = cli.get_command(context, name)
         assert command is not None
@@ -197,8 +211,35 @@ def _first_line(doc: str | None) -> str:
     return inspect.cleandoc(doc or "").split("\n")[0]
 
 
+MARK: Final = re.compile(r"""mark\.req\(\s*["']([A-Z]+-\d+)["']""")
+PROMISE: Final = re.compile(r"^(\d+\. .*?\(([A-Z]+-\d+)[^)]*\))(?: →.*?)?$", re.MULTILINE | re.DOTALL)
+ROOMS: Final = ("promises", "contract", "unit")
+TESTS_NAMED_MAX: Final = 3
+
+
+def tests_by_requirement() -> dict[str, list[str]]:
+    """Requirement → the files with a test that carries its mark, the promises' first."""
+    found: dict[str, list[str]] = {}
+    for room in ROOMS:
+        for path in sorted((ROOT / "tests" / room).rglob("test_*.py")):
+            for requirement in sorted(set(MARK.findall(path.read_text(encoding="utf-8")))):
+                found.setdefault(requirement, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
 def specification() -> str:
+    """The page with its tests and its table of defaults filled in."""
     text = (ROOT / "SPECIFICATION.md").read_text(encoding="utf-8")
+    tests = tests_by_requirement()
+
+    def named(match: re.Match[str]) -> str:
+        files = tests.get(match[2], [])[:TESTS_NAMED_MAX]
+        if not files:
+            return f"{match[1]} → **[no test]**"
+        real = match[2].startswith("UX-") or any(name.startswith("tests/promises/") for name in files)
+        return f"{match[1]} → {', '.join(f'`{name}`' for name in files)}{'' if real else ' **[no promise test]**'}"
+
+    text = PROMISE.sub(named, text)
     before, _begin, rest = text.partition(BEGIN)
     _old, _end, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{defaults_table()}\n{END}{after}"

@@ -45,3 +45,4 @@ stage tools/build_runsc.sh
 stage tools/build_agent.sh
 stage python3 tools/engine_manifest.py
 stage tools/build_rootfs.sh
+stage tools/build_microvm.sh

@@ -160,6 +160,18 @@ def test_every_error_is_a_problem(node: Served, method: str, path: str, body: An
         assert ask(line, "GET", "/healthz")[0] == 200  # the same connection goes on
 
 
+@pytest.mark.req("UX-6")
+def test_what_is_not_http_gets_a_problem_too(node: Served) -> None:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(20)
+        line.connect(str(node.socket))
+        line.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+        head, _, body = line.recv(65536).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["code"] == "invalid_request"
+        assert line.recv(100) == b""
+
+
 def test_a_body_that_is_too_large_is_refused(node: Served) -> None:
     with contextlib.closing(Line(node.socket)) as line:
         status, _, problem = ask(line, "POST", "/v1/sandboxes", b'"' + b"x" * (9 * 1024 * 1024) + b'"')
@@ -368,5 +380,6 @@ def test_what_the_description_says_is_what_happens(tcp: tuple[Served, int], long
         case.validate_response(answer, checks=[status_code_conformance, response_schema_conformance])
 
     for found in schema.get_all_operations():
-        seeded(seed)(bounds(given(case=found.ok().as_strategy())(check)))()
+        operation: Any = found
+        seeded(seed)(bounds(given(case=operation.ok().as_strategy())(check)))()
     assert asked > 60

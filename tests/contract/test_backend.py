@@ -1,107 +1,38 @@
-"""What every Backend promises, shown on the node with the native agent: commands, output, stdin, ends, files.
+"""What every Backend promises, shown on the node with the native agent: commands, output, stdin, lives, ends.
 
 The engine here has no walls (`tests/unit/node/native_engine.py`); the same promises on real sandboxes are in tests/promises.
 """
 
 import asyncio
 import hashlib
-import io
-import json
 import os
 import signal
-import tarfile
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from cloche.wire.commands import Command, Cursor, StartCommand, Terminal
+from cloche.wire.commands import Cursor, StartCommand, Terminal
 from cloche.wire.ends import EndReason
-from cloche.wire.errors import ClocheError
-from cloche.wire.files import MakeDirectory, Move
-from cloche.wire.ids import DEFAULT_TENANT, short
-from cloche.wire.sandboxes import CreateSandbox, Sandbox, SandboxState
-from cloche_server.api.backend import Backend, Caller, OutputChunk
+from cloche.wire.ids import short
+from cloche.wire.sandboxes import CreateSandbox, SandboxState
 from cloche_server.engines.contract import EngineError
 from cloche_server.node import sandbox as sandbox_module
-from cloche_server.node.admission import Watermarks
 from cloche_server.node.journal import verify
-from cloche_server.node.node import Config, Node
-from tests.unit.node.fake_clock import FakeClock
-from tests.unit.node.native_engine import NativeEngine, can_run
+from tests.unit.node.house import ADMIN, ME, OTHER, House, make_images, once, raises, until
+from tests.unit.node.native_engine import can_run
 
 pytestmark = pytest.mark.skipif(not can_run(), reason="needs root, unshare and a built agent (just setup)")
 
-ME = Caller(DEFAULT_TENANT, "uid:1000")
-OTHER = Caller(DEFAULT_TENANT, "uid:1001")
-ADMIN = Caller(DEFAULT_TENANT, "uid:0", is_admin=True)
-
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
-    directory = tmp_path / "images"
-    directory.mkdir()
-    (directory / "python.erofs").touch()
-    config = {"User": "0:0", "Env": [f"PATH={os.environ['PATH']}"], "WorkingDir": "/tmp"}
-    (directory / "python.json").write_text(json.dumps({"config": config, "content": {"sha256": "ab"}}))
-    return directory
-
-
-class House:
-    """A node and its engine, for one test."""
-
-    def __init__(self, root: Path, images: Path, **marks: int) -> None:
-        self.root = root
-        self.engine = NativeEngine()
-        self.clock = FakeClock()
-        config = Config(root / "state", images, marks=Watermarks(**{"disk_free_bytes_min": 0, **marks}))
-        self.node = Node(config, {"gvisor": self.engine}, self.clock)
-
-    def is_backend(self) -> Backend:
-        return self.node
-
-    async def create(self, **more: object) -> Sandbox:
-        return await self.node.create(ME, CreateSandbox(limits={"disk_bytes": 1 << 24}, **more), None)  # type: ignore[arg-type]
-
-    async def run(self, sandbox: str, *argv: str, **more: object) -> Command:
-        command = await self.node.start_command(ME, sandbox, StartCommand(argv=list(argv), **more), None)  # type: ignore[arg-type]
-        return await self.node.wait_command(ME, sandbox, command.id, 20)
-
-    async def text(self, command: Command, fd: int | None = None, start: int = 0) -> bytes:
-        return b"".join([bytes(chunk.data) for chunk in await self.chunks(command, fd, start)])
-
-    async def chunks(self, command: Command, fd: int | None = None, start: int = 0) -> list[OutputChunk]:
-        found = self.node.output(ME, command.sandbox, command.id, Cursor(offset=start), follow=True, fd=fd)
-        return [chunk async for chunk in found]
-
-
-@pytest.fixture
-async def house(tmp_path: Path, images: Path) -> AsyncIterator[House]:
-    made = House(tmp_path, images)
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    made = House(tmp_path, make_images(tmp_path))
     await made.node.start()
     yield made
     await made.node.kill_all(ADMIN)
     await made.node.stop()
     verify(tmp_path / "state" / "journal")
-
-
-async def raises(code: str, work: object) -> ClocheError:
-    with pytest.raises(ClocheError) as failed:
-        await work  # type: ignore[misc]
-    assert failed.value.code == code, failed.value
-    return failed.value
-
-
-async def once(*pieces: bytes) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -225,7 +156,7 @@ async def test_stdin_writers_take_turns(house: House) -> None:
 @pytest.mark.req("EXE-4")
 async def test_signals_terminals_and_sizes(house: House) -> None:
     made = await house.create()
-    script = "stty size; trap 'stty size; exit 5' WINCH; while :; do sleep 0.01; done"
+    script = "trap 'stty size; exit 5' WINCH; stty size; while :; do sleep 0.01; done"
     request = StartCommand(argv=["sh", "-c", script], terminal=Terminal(rows=10, cols=20))
     shell = await house.node.start_command(ME, made.id, request, None)
     running = house.node.roster.live[made.id].running[shell.id]
@@ -406,9 +337,9 @@ def _agent_of(house: House, sandbox: str) -> int:
 
 
 @pytest.mark.req("EXE-5")
-async def test_an_agent_that_breaks_the_contract(tmp_path: Path, images: Path) -> None:
+async def test_an_agent_that_breaks_the_contract(tmp_path: Path) -> None:
     liar = "import os; os.write(0, open('/proc/self/cmdline','rb').read()); os.read(0, 100000)"
-    house = House(tmp_path, images)
+    house = House(tmp_path, make_images(tmp_path))
     house.engine._argv = ["python3", "-c", liar]
     await house.node.start()
     await raises("create_failed", house.create())
@@ -429,8 +360,8 @@ async def test_a_create_that_fails_leaves_nothing(house: House) -> None:
 
 
 @pytest.mark.req("RES-2")
-async def test_an_overloaded_node_refuses_and_running_ones_go_on(tmp_path: Path, images: Path) -> None:
-    house = House(tmp_path, images, sandboxes_max=1)
+async def test_an_overloaded_node_refuses_and_running_ones_go_on(tmp_path: Path) -> None:
+    house = House(tmp_path, make_images(tmp_path), sandboxes_max=1)
     await house.node.start()
     made = await house.create()
     refused = await raises("overloaded", house.create())
@@ -465,104 +396,3 @@ async def test_events_are_the_owners(house: House) -> None:
     ]
     assert (await house.node.events(OTHER, None, after=0, limit=100)).events == []
     assert "secret" not in (house.root / "state" / "journal" / f"{1:016}.jsonl").read_text()
-
-
-# --- files --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def place(house: House, tmp_path: Path) -> tuple[House, str, Path]:
-    directory = tmp_path / "inside"
-    directory.mkdir()
-    return house, (await house.create()).id, directory
-
-
-@pytest.mark.req("FS-1")
-async def test_files(place: tuple[House, str, Path]) -> None:
-    house, sandbox, inside = place
-    node, data = house.node, os.urandom(3_000_000)
-    path = str(inside / "a" / "file")
-    pieces = [data[at : at + 100_000] for at in range(0, len(data), 100_000)]
-    assert await node.write_file(
-        ME, sandbox, path, once(*pieces), mode=0o640, make_parents=True, append=False, user=None
-    ) == len(data)
-    assert (inside / "a" / "file").read_bytes() == data
-    read = [piece async for piece in node.read_file(ME, sandbox, path, offset=0, length=None, user=None)]
-    assert b"".join(read) == data
-    part = [piece async for piece in node.read_file(ME, sandbox, path, offset=10, length=5, user=None)]
-    assert b"".join(part) == data[10:15]
-    entry = await node.stat(ME, sandbox, path, follow=True, user=None)
-    assert (entry.type, entry.size, entry.mode & 0o777) == ("file", len(data), 0o640)
-    assert await node.make_directory(ME, sandbox, MakeDirectory(path=str(inside / "b")))
-    await node.move(ME, sandbox, Move(source=path, target=str(inside / "b" / "moved")))
-    listed = await node.list_files(ME, sandbox, str(inside), depth=3, user=None)
-    assert sorted(entry.name for entry in listed.entries) == ["a", "b", "moved"]
-    await raises("not_empty", node.remove(ME, sandbox, str(inside / "b"), recursive=False, user=None))
-    assert await node.remove(ME, sandbox, str(inside / "b"), recursive=True, user=None) == 2
-    await raises("path_not_found", node.stat(ME, sandbox, path, follow=True, user=None))
-    with pytest.raises(ClocheError) as missing:
-        [piece async for piece in node.read_file(ME, sandbox, path, offset=0, length=None, user=None)]
-    assert missing.value.code == "path_not_found"
-
-
-@pytest.mark.req("FS-1")
-async def test_trees(place: tuple[House, str, Path]) -> None:
-    house, sandbox, inside = place
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for number in range(50):
-            info = tarfile.TarInfo(f"d/{number}")
-            info.size = number * 100
-            tar.addfile(info, io.BytesIO(bytes([number]) * info.size))
-    target = str(inside / "tree")
-    wrote = await house.node.write_tree(ME, sandbox, target, once(made.getvalue()), overwrite=False, user=None)
-    assert (wrote.files >= 50, wrote.errors) == (True, [])
-    back = b"".join([piece async for piece in house.node.read_tree(ME, sandbox, target, user=None)])
-    with tarfile.open(fileobj=io.BytesIO(back)) as tar:
-        members = tar.getmembers()
-        assert members[-1].name == ".cloche-result.json"
-        result = tar.extractfile(members[-1])
-        assert result is not None
-        assert json.loads(result.read())["errors"] == []
-        assert sum(member.isfile() for member in members) == 51
-
-
-@pytest.mark.req("FS-2")
-async def test_watch(place: tuple[House, str, Path]) -> None:
-    house, sandbox, inside = place
-    seen = []
-
-    async def watching() -> None:
-        async for event in house.node.watch(ME, sandbox, str(inside), recursive=True, user=None):
-            seen.append((event.type, Path(event.path).name))  # noqa: PERF401 (each is looked at while it goes on)
-
-    task = asyncio.create_task(watching())
-    deadline = time.monotonic() + 10
-    while ("created", "new") not in seen and time.monotonic() < deadline:
-        (inside / "new").unlink(missing_ok=True)
-        (inside / "new").touch()
-        await asyncio.sleep(0.05)
-    assert ("created", "new") in seen
-    task.cancel()
-    await asyncio.wait([task])
-    assert (await house.run(sandbox, "true")).ended is not None
-
-
-@pytest.mark.req("EXE-8")
-async def test_ports(place: tuple[House, str, Path]) -> None:
-    house, sandbox, _ = place
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write((await reader.read()).upper())
-        writer.close()
-
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    duplex = await house.node.connect_port(ME, sandbox, port)
-    await duplex.send(b"hello")
-    await duplex.send_eof()
-    assert await duplex.receive() == b"HELLO"
-    assert await duplex.receive() == b""
-    await duplex.close()
-    server.close()
-    await raises("connection_refused", house.node.connect_port(ME, sandbox, port))

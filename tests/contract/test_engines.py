@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cloche_server.channel.reset import NONCE_BYTES, Scan, reset_bytes, resume_bytes
+from cloche_server.engines.spec import SandboxSpec
 from tests.unit.keeper import harness
-from tests.unit.keeper.harness import Guest, Node, Refused, new_id, spec, wait_until
+from tests.unit.keeper.harness import DATA, Guest, Node, Refused, frame, new_id, spec, wait_until
 
 ENGINES = [
     "gvisor",
@@ -29,8 +31,8 @@ def node() -> Iterator[Node]:
         yield made
 
 
-def started(node: Node, engine: str) -> tuple[str, dict[str, object], Guest]:
-    wanted = spec(engine)
+def started(node: Node, engine: str, wanted: SandboxSpec | None = None) -> tuple[str, dict[str, object], Guest]:
+    wanted = wanted or spec(engine)
     booted = node.boot(wanted)
     node.ask("start", sandbox=wanted.id)
     guest = Guest(node, wanted.id)
@@ -79,6 +81,39 @@ def test_adopted_after_a_keepers_death(node: Node, engine: str) -> None:
     _, output = guest.run("/bin/echo", "still here")
     assert output == b"still here\n"
     assert Path(f"/proc/{booted['pid']}").exists()
+    node.ask("kill", sandbox=sandbox)
+    assert node.left(sandbox) == []
+
+
+@pytest.mark.req("LIF-6")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.timeout(180)
+def test_attached_again_after_a_daemons_death(node: Node, engine: str) -> None:
+    """RESET over the engine's carrier, with half a frame of the dead daemon in it: no byte is lost or repeated."""
+    wanted = spec(engine)
+    sandbox, booted, guest = started(node, engine, wanted)
+    script = 'printf before; read line; printf "after $line"'
+    stream = guest.start_command("/bin/sh", "-c", script)
+    assert guest.expect(DATA, stream) == b"before"
+    node.ask("send", sandbox=sandbox, hexed=frame(DATA, stream, b"x" * 1000)[:700].hex())
+    node.kill_daemon()
+    node.start()
+    node.ask("start_watch")
+    assert node.ask("adopt", spec=json.loads(wanted.to_json())) == {"pid": booted["pid"]}
+
+    nonce = os.urandom(NONCE_BYTES)
+    scan = Scan(nonce)
+    node.ask("send", sandbox=sandbox, hexed=reset_bytes(nonce).hex())
+    while (state := scan.feed(bytes.fromhex(node.ask("receive", sandbox=sandbox)))) is None:
+        continue
+    assert (state.streams[stream].sent, state.streams[stream].received) == (6, 0)
+    again = Guest(node, sandbox, scan.rest, state.highest_host)
+    # "before" was never written to a log: the guest is asked for it again.
+    node.ask("send", sandbox=sandbox, hexed=resume_bytes(nonce, state, {stream: 0}).hex())
+    node.ask("send", sandbox=sandbox, hexed=frame(DATA, stream, b"all\n").hex())
+    assert again.result(stream)["ok"]["code"] == 0
+    assert again.output(stream) == b"beforeafter all"
+    assert again.run("/bin/echo", "next")[1] == b"next\n"
     node.ask("kill", sandbox=sandbox)
     assert node.left(sandbox) == []
 

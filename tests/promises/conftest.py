@@ -1,9 +1,13 @@
 """The nodes that the promises are made by: one for a module, or one of its own for a test that breaks things."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.promises.evil import EvilImages
 from tests.promises.nodes import RealNode, real_node
 
 
@@ -18,4 +22,28 @@ def node() -> Iterator[RealNode]:
 def own_node() -> Iterator[RealNode]:
     """A node for one test, which may do to it what it likes."""
     with real_node() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def evil_image() -> Iterator[EvilImages]:
+    """`evil_image("reset-silent")` is an image's name; a node over `evil_image.directory` has it."""
+    base = Path(tempfile.mkdtemp(prefix="cloche-evil-"))
+    base.chmod(0o755)
+    try:
+        yield EvilImages(base / "images")
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def evil_node(evil_image: EvilImages) -> Iterator[RealNode]:
+    """A node that has evil images beside the honest one, shared by a module."""
+    with real_node(images=evil_image.directory) as made:
+        yield made
+
+
+@pytest.fixture
+def own_evil_node(evil_image: EvilImages) -> Iterator[RealNode]:
+    with real_node(images=evil_image.directory) as made:
         yield made

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises.nodes import CLI, RealNode
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/tutorial.md")
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -85,7 +87,7 @@ def test_expected_lines_are_compared() -> None:
 @pytest.mark.req("UX-1")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_works(page: str, tmp_path: Path, node_environment: dict[str, str]) -> None:
-    environment = {**os.environ, **node_environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def test_every_block_works(page: str, tmp_path: Path, own_node: RealNode) -> None:
+    environment = {**own_node.environment, "PATH": f"{CLI.parent}:{os.environ['PATH']}"}
     for step in steps_of(page):
         step.run(tmp_path, environment)

@@ -178,7 +178,7 @@ unsafe fn limit(resource: c_int, value: Option<u64>) -> Result<(), Failed> {
 }
 
 /// Becomes `uid` with at most `capabilities`; `bounding` is what the agent's bounding set holds. The agent has
-/// no ambient set and has set no_new_privs for itself, which every child inherits (`serve::harden`).
+/// no ambient set and has set no_new_privs for itself, which every child inherits (`rights::harden`).
 ///
 /// # Safety
 /// Changes the rights of the calling process: only for a child.
@@ -215,6 +215,9 @@ pub unsafe fn surrender(
 }
 
 /// The agent ignores SIGPIPE and blocks SIGCHLD; a command must know neither.
+///
+/// # Safety
+/// Changes how the calling process takes signals: only for a child.
 pub unsafe fn default_signals() {
     libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     let none: u64 = 0;

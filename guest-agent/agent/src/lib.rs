@@ -23,6 +23,7 @@ pub mod port;
 pub mod pty;
 pub mod pump;
 pub mod reattach;
+pub mod rights;
 pub mod serve;
 pub mod session;
 pub mod stats;

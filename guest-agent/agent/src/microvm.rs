@@ -52,6 +52,7 @@ pub fn prepare() -> Result<Carrier, String> {
             data,
         );
     }
+    protect_kernel_files()?;
     loopback_up();
     let path = option("cloche.carrier").unwrap_or_else(|| CARRIER_DEFAULT.into());
     patiently(|| Carrier::open(&path)).map_err(message(&path))
@@ -70,6 +71,19 @@ fn kernel_file_systems() -> Result<(), String> {
         ) {
             Err(error) if error.raw_os_error() != Some(libc::EBUSY) => return Err(message(target)(error)),
             _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Root without capabilities still owns these files: `core_pattern` alone would give it all of them back.
+fn protect_kernel_files() -> Result<(), String> {
+    let read_only = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV;
+    for path in ["/sys", "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"] {
+        // A kernel may be built without some of them.
+        if fs::exists(path).unwrap_or(false) {
+            mount(path, path, "", libc::MS_BIND, "").map_err(message(path))?;
+            mount("", path, "", read_only, "").map_err(message(path))?;
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::json::Object;
 use crate::session::{Event, Session};
 use crate::stream::Stream;
-use cloche_protocol::limits::{NONCE_BYTES, PAYLOAD_BYTES_MAX};
+use cloche_protocol::limits::NONCE_BYTES;
 use cloche_protocol::{Frame, Kind};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,21 +27,17 @@ impl Session {
         let Ok(nonce) = <[u8; NONCE_BYTES]>::try_from(frame.payload) else { return };
         self.silent = Some(nonce);
         self.out.drop_unwritten();
-        let mut state = self.state(false);
-        // 1,024 long entries pass a frame: then what is false or zero is left out.
-        if NONCE_BYTES + state.len() > PAYLOAD_BYTES_MAX {
-            state = self.state(true);
-        }
+        let state = self.state();
         self.out.push_with(Kind::State, 0, |payload| {
             payload.extend_from_slice(&nonce);
             payload.extend_from_slice(state.as_bytes());
         });
     }
 
-    fn state(&self, brief: bool) -> String {
+    fn state(&self) -> String {
         let mut streams = Object::new();
         for (id, stream) in &self.streams {
-            streams.raw_in_place(&id.to_string(), &entry(stream, brief));
+            streams.raw_in_place(&id.to_string(), &entry(stream));
         }
         Object::new()
             .raw("streams", &streams.finish())
@@ -104,7 +100,7 @@ impl Session {
     }
 }
 
-fn entry(stream: &Stream, brief: bool) -> String {
+fn entry(stream: &Stream) -> String {
     let mut object = Object::new().text("op", stream.op.as_bytes());
     if let Some(command) = &stream.command {
         object = object.text("command", command.as_bytes());
@@ -120,10 +116,10 @@ fn entry(stream: &Stream, brief: bool) -> String {
         ("acked", stream.send.bytes.start()),
         ("received", stream.receive.received()),
     ];
-    for (key, value) in numbers.into_iter().filter(|(_, value)| !brief || *value > 0) {
+    for (key, value) in numbers {
         object = object.number(key, value);
     }
-    for (key, value) in flags.into_iter().filter(|(_, value)| !brief || *value) {
+    for (key, value) in flags {
         object = object.flag(key, value);
     }
     object.finish()

@@ -103,7 +103,7 @@ impl Session {
     /// A new stream; false: there are too many, and the caller refuses it.
     pub fn open(&mut self, id: u32, op: &str, command: Option<&str>, stderr: Option<u32>) -> bool {
         self.highest_host = self.highest_host.max(id).max(stderr.unwrap_or(0));
-        if self.streams.len() + 1 + usize::from(stderr.is_some()) > STREAMS_MAX {
+        if self.streams.len() + 1 + usize::from(stderr.is_some()) > STREAMS_PER_OPENER_MAX {
             return false;
         }
         let mut stream = Stream::new(op, command);

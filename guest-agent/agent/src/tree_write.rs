@@ -16,7 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const BUFFER_BYTES: usize = 262_144;
 const PARTS_MAX: usize = 512;
-const FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
+/// PATH, because gVisor (release-20260905) follows a link that is opened with DIRECTORY | NOFOLLOW alone.
+const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Deserialize)]
 pub struct Ask {
@@ -199,7 +200,10 @@ impl Unpack {
     fn set_modes(&mut self) {
         for (name, mode) in std::mem::take(&mut self.later).into_iter().rev() {
             if let Ok(Some((folder, last))) = self.place(&name) {
-                if let Ok(fd) = rfs::openat(&folder, last, FOLDER, Mode::empty()) {
+                let read = OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let found = rfs::openat(&folder, last, FOLDER, Mode::empty());
+                // Of the folder itself now: a PATH descriptor has no mode to change.
+                if let Ok(fd) = found.and_then(|found| rfs::openat(found, ".", read, Mode::empty())) {
                     // It was just made by us; a command that changed it meanwhile has the last word.
                     let _ = rfs::fchmod(&fd, Mode::from_raw_mode(mode));
                 }

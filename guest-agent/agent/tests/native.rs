@@ -218,6 +218,37 @@ fn files_by_workers() {
     );
 }
 
+/// An archive that makes a link and then writes through it.
+#[test]
+fn an_archive_does_not_leave_its_folder() {
+    use cloche_guest::tar::{write_end, write_header, Header, Kind as Entry};
+    let mut host = Host::start();
+    let base = format!("/tmp/cloche-guest-links-{}", std::process::id());
+    let mut archive = Vec::new();
+    for (name, kind, link) in [
+        ("out", Entry::Symlink, base.as_str()),
+        ("out/evil", Entry::File, ""),
+        ("up", Entry::Symlink, ".."),
+        ("up/evil", Entry::File, ""),
+        ("../evil", Entry::File, ""),
+        ("hard", Entry::HardLink, "../evil"),
+        ("good", Entry::File, ""),
+    ] {
+        let (name, link) = (name.into(), link.into());
+        let header = Header { name, kind, link, mode: 0o644, uid: 0, gid: 0, size: 0, mtime: 0 };
+        write_header(&mut archive, &header).expect("memory");
+    }
+    write_end(&mut archive).expect("memory");
+    let ask = json!({"op": "tree.write", "path": format!("{base}/in"), "overwrite": true});
+    let done = host.run(ask, Some(&archive));
+    assert_eq!(done.end["ok"]["files"], 3, "{}", done.end);
+    assert_eq!(done.end["ok"]["errors"].as_array().expect("a list").len(), 4);
+    let outside: Vec<_> =
+        std::fs::read_dir(&base).expect("the folder").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(outside, ["in"]);
+    std::fs::remove_dir_all(&base).expect("tidy");
+}
+
 #[test]
 fn the_agent_ends_with_its_host() {
     let mut host = Host::start();

@@ -20,7 +20,8 @@ fuzz_target!(|data: &[u8]| {
                     let head = wire::parse::<wire::Head>(&payload);
                     let _ = wire::parse::<wire::Exec>(&payload);
                     let _ = wire::parse::<wire::Bind>(&payload);
-                    session.open(stream, "exec", None, head.ok().and_then(|h| h.stderr_stream));
+                    let stderr = head.ok().and_then(|h| h.stderr_stream).filter(|s| *s > stream && s % 2 == 0);
+                    session.open(stream, "exec", None, stderr);
                     session.want_input(stream);
                     session.opened(stream, "{}".into());
                     session.output(stream, b"some output");

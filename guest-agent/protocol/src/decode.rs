@@ -71,15 +71,6 @@ impl Decoder {
         self.scanning
     }
 
-    /// Gives idle memory back; the next `space` allocates again.
-    pub fn shrink(&mut self) {
-        if self.start == self.end {
-            self.buffer = Vec::new();
-            self.start = 0;
-            self.end = 0;
-        }
-    }
-
     /// The next frame, an error (once, when scanning begins), or None: more bytes are needed.
     #[allow(clippy::should_implement_trait)] // frames borrow the decoder
     pub fn next(&mut self) -> Option<Result<Frame<'_>, FrameError>> {

@@ -17,7 +17,7 @@ fn constants_match_the_contract() {
     assert_eq!(number("window_bytes_start"), WINDOW_BYTES_START);
     assert_eq!(number("window_bytes_max"), WINDOW_BYTES_MAX);
     assert_eq!(number("windows_bytes_per_sandbox_max"), WINDOWS_BYTES_PER_SANDBOX_MAX);
-    assert_eq!(number("streams_max"), STREAMS_MAX as u64);
+    assert_eq!(number("streams_per_opener_max"), STREAMS_PER_OPENER_MAX as u64);
     assert_eq!(number("ping_bytes_max"), PING_BYTES_MAX as u64);
     assert_eq!(number("json_depth_max"), JSON_DEPTH_MAX as u64);
     assert_eq!(number("drain_after_exit_ms"), DRAIN_AFTER_EXIT_MS);

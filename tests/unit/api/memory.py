@@ -7,11 +7,12 @@ argv: ["print", TEXT] prints and exits 0 · ["exit", N] · ["bulk", BYTES] · ["
 from __future__ import annotations
 
 import asyncio
+import builtins
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from cloche.wire.commands import Command, CommandState, Cursor, OutputState, StartCommand, StdinState
+from cloche.wire.commands import Command, Cursor, StartCommand, StdinState
 from cloche.wire.ends import End, EndReason
 from cloche.wire.errors import error
 from cloche.wire.files import Entry, EntryList, MakeDirectory, Move, TreeResult, WatchEvent
@@ -19,87 +20,9 @@ from cloche.wire.ids import matches_prefix, new_id
 from cloche.wire.nodes import DiskUse, EventList, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, Isolation, Limits, Sandbox, SandboxState
 from cloche_server.api.backend import Caller, OutputChunk
+from tests.unit.api.memory_command import MemoryCommand
 
 BLOCK = 256 * 1024
-
-
-class MemoryCommand:
-    def __init__(self, sandbox: str, request: StartCommand) -> None:
-        self.id = new_id("command")
-        self.sandbox = sandbox
-        self.request = request
-        self.log: list[tuple[int, int, bytes]] = []
-        self.size = 0
-        self.generation = 1
-        self.complete = False
-        self.ended: End | None = None
-        self.stdin = bytearray()
-        self.stdin_closed = not request.stdin
-        self.changed = asyncio.Event()
-        self.signals: list[int] = []
-        self.resizes: list[tuple[int, int]] = []
-        self.task: asyncio.Task[None] | None = None
-
-    def print(self, data: bytes, fd: int = 1) -> None:
-        self.log.append((self.size, fd, data))
-        self.size += len(data)
-        self.poke()
-
-    def poke(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    def finish(self, end: End) -> None:
-        if self.ended is None:
-            self.complete, self.ended = True, end
-            self.poke()
-
-    def view(self) -> Command:
-        return Command(
-            id=self.id,
-            sandbox=self.sandbox,
-            argv=self.request.argv,
-            state=CommandState.ENDED if self.ended else CommandState.RUNNING,
-            terminal=self.request.terminal is not None,
-            stdin=self.request.stdin,
-            created_at=1.0,
-            output=OutputState(generation=self.generation, end=self.size, complete=self.complete),
-            stdin_offset=len(self.stdin),
-            ended=self.ended,
-        )
-
-    async def run(self) -> None:
-        argv = self.request.argv
-        code = 0
-        if argv[0] == "print":
-            self.print(argv[1].encode())
-        elif argv[0] == "stderr":
-            self.print(argv[1].encode(), 2)
-        elif argv[0] == "exit":
-            code = int(argv[1])
-        elif argv[0] == "bulk":
-            self.print(bytes(range(256)) * (int(argv[1]) // 256))
-        elif argv[0] == "ticks":
-            for n in range(int(argv[1])):
-                self.print(f"{n}\n".encode(), 1 + n % 2)
-                await asyncio.sleep(float(argv[2]))
-        elif argv[0] == "silent":
-            await asyncio.sleep(float(argv[1]))
-        elif argv[0] == "cat":
-            await self._cat()
-        self.finish(End(reason=EndReason.EXITED, exit_code=code))
-
-    async def _cat(self) -> None:
-        sent = 0
-        while True:
-            if sent < len(self.stdin):
-                data = bytes(self.stdin[sent:])
-                sent += len(data)
-                self.print(data)
-            elif self.stdin_closed:
-                return
-            else:
-                await self.changed.wait()
 
 
 class MemoryBackend:
@@ -208,7 +131,7 @@ class MemoryBackend:
         command.task = asyncio.ensure_future(command.run())
         return command.view()
 
-    async def list_commands(self, caller: Caller, sandbox: str) -> list[Command]:
+    async def list_commands(self, caller: Caller, sandbox: str) -> builtins.list[Command]:
         box = self._own(caller, sandbox)
         return [one.view() for one in self.commands.values() if one.sandbox == box.id]
 

@@ -50,7 +50,7 @@ class Served:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as raised:
+        except BaseException as raised:  # raised again by start()
             self.failure = raised
         finally:
             self._ready.set()

@@ -42,7 +42,7 @@ def test_numbers_are_the_contracts() -> None:
     assert GEN["window_bytes_start"] == credit.WINDOW_BYTES_START
     assert GEN["window_bytes_max"] == credit.WINDOW_BYTES_MAX
     assert GEN["windows_bytes_per_sandbox_max"] == credit.WINDOWS_BYTES_PER_SANDBOX_MAX
-    assert streams.STREAMS_MAX == reset.STATE_STREAMS_MAX == GEN["streams_max"]
+    assert streams.STREAMS_PER_OPENER_MAX == reset.STATE_STREAMS_MAX == GEN["streams_per_opener_max"]
     assert GEN["nonce_bytes"] == reset.NONCE_BYTES
     assert GEN["reset_padding_bytes"] == reset.PADDING_BYTES
     assert GEN["reattach_scan_bytes_max"] == reset.SCAN_BYTES_MAX

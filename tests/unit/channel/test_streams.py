@@ -8,7 +8,7 @@ from cloche_server.channel.credit import WINDOW_BYTES_MAX, WINDOWS_BYTES_PER_SAN
 from cloche_server.channel.errors import ChannelFull, ProtocolError, WrongGeneration
 from cloche_server.channel.frames import Kind
 from cloche_server.channel.reset import StreamState
-from cloche_server.channel.streams import STREAMS_MAX, Flow
+from cloche_server.channel.streams import STREAMS_PER_OPENER_MAX, Flow
 from tests.unit.channel.transcript import HELLO, Ear, Talk
 
 KIB = 1024
@@ -266,7 +266,7 @@ def test_ping_and_pong() -> None:
 
 def test_the_host_opens_at_most_the_streams_of_the_contract() -> None:
     talk = Talk()
-    for _ in range(STREAMS_MAX):
+    for _ in range(STREAMS_PER_OPENER_MAX):
         opened(talk)
     with pytest.raises(ChannelFull):
         opened(talk)

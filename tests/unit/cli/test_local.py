@@ -103,6 +103,7 @@ def test_run_without_a_node_starts_one_and_says_so_once(nowhere, monkeypatch, ca
         return VIEW
 
     monkeypatch.setattr(local, "start", start)
+    monkeypatch.setattr(local, "limits_by", lambda: "cgroup v2")
     with listener:
         for _ in range(2):
             with session.connect(start=True) as node:

@@ -35,9 +35,9 @@ async def test_the_first_minute(node: Served) -> None:
         assert (await box.run("true")).command.argv == ["/bin/sh", "-c", "true"]
         assert "box" in repr(box)
         assert [one.id for one in await AsyncSandbox.list()] == [box.id]
-        again = await AsyncSandbox.connect("box")
-        assert again.id == box.id
-        await again.aclose()
+        async with await AsyncSandbox.connect("box") as again:
+            assert again.id == box.id
+        assert (await box.info()).ended is None
         assert (await box.extend(900)).ends_in_s == 900
     assert box.ended is not None
     assert box.ended.reason == "killed"

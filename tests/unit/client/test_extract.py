@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cloche.client._extract import Extractor, stays_inside
+from cloche.client._extract import Extractor
 from cloche.client._pack import Packer
+from cloche.client._placing import stays_inside
 from cloche.wire.errors import ClocheError
 from cloche.wire.files import TreeResult
 from tests.unit.client.hostile_trees import (
@@ -188,8 +189,11 @@ def test_overwriting_replaces_a_file_and_never_writes_into_one(place: Path) -> N
 @pytest.mark.req("FS-2")
 def test_limits(place: Path) -> None:
     tar = gzip_bomb_free_stream(50)
-    for limits in ({"bytes_max": 1000}, {"entries_max": 10}):
-        with Extractor(place, **limits) as extractor, pytest.raises(ClocheError) as raised:
+    for bytes_max, entries_max in ((1000, 100), (100_000, 10)):
+        with (
+            Extractor(place, bytes_max=bytes_max, entries_max=entries_max) as extractor,
+            pytest.raises(ClocheError) as raised,
+        ):
             extractor.feed(tar)
         assert raised.value.code == "too_large"
     endless = patched(entry("a"), 124, b"77777777777\0")

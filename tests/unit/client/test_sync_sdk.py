@@ -36,9 +36,9 @@ def test_the_first_minute(node: Served) -> None:
         assert (box.run("true")).command.argv == ["/bin/sh", "-c", "true"]
         assert "box" in repr(box)
         assert [one.id for one in Sandbox.list()] == [box.id]
-        again = Sandbox.connect("box")
-        assert again.id == box.id
-        again.close()
+        with Sandbox.connect("box") as again:
+            assert again.id == box.id
+        assert (box.info()).ended is None
         assert (box.extend(900)).ends_in_s == 900
     assert box.ended is not None
     assert box.ended.reason == "killed"

@@ -60,17 +60,18 @@ def spec(engine: str = "gvisor", **changes: Any) -> SandboxSpec:
 class Node:
     """A running probe and its keeper."""
 
-    def __init__(self, paths: NodePaths, mode: str, more: tuple[str, ...] = ()) -> None:
+    def __init__(self, paths: NodePaths, mode: str, more: tuple[str, ...] = (), accept: tuple[str, ...] = ()) -> None:
         self.paths = paths
         self.mode = mode
         self._more = more
+        self._accept = accept
         self._connection: socket.socket | None = None
         self.pid = 0
         self.known: set[str] = set()
 
     def start(self) -> None:
         self.paths.api_socket.unlink(missing_ok=True)
-        self.pid = up(self.paths, mode=self.mode, more=self._more, program=(str(PROBE),))
+        self.pid = up(self.paths, mode=self.mode, accept=self._accept, more=self._more, program=(str(PROBE),))
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.settimeout(90)
         self._connection.connect(str(self.paths.api_socket))
@@ -150,12 +151,12 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def node(images: Path = IMAGES, more: tuple[str, ...] = ()) -> Iterator[Node]:
+def node(images: Path = IMAGES, more: tuple[str, ...] = (), accept: tuple[str, ...] = ()) -> Iterator[Node]:
     """A node of this machine (as root) or of this user, in directories of its own."""
     mode = "machine" if os.getuid() == 0 else "user"
     base = Path(tempfile.mkdtemp(prefix="cloche-test-"))
     base.chmod(0o755)
-    made = Node(NodePaths(base / "state", base / "run", images), mode, more)
+    made = Node(NodePaths(base / "state", base / "run", images), mode, more, accept)
     try:
         made.start()
         yield made
@@ -207,11 +208,11 @@ def frames(data: bytes) -> list[tuple[int, int, bytes]]:
 class Guest:
     """Speaks just enough of the channel's protocol to see an exec through."""
 
-    def __init__(self, node: Node, sandbox: str) -> None:
+    def __init__(self, node: Node, sandbox: str, data: bytes = b"", highest_stream: int = 0) -> None:
         self._node = node
         self._sandbox = sandbox
-        self._data = b""
-        self._stream = 0
+        self._data = data
+        self._stream = highest_stream
 
     def expect(self, kind: int, stream: int, timeout_s: float = 30.0) -> bytes:
         while True:
@@ -245,14 +246,22 @@ class Guest:
         )  # fmt: skip
         assert "ok" in self.result(stream)
 
+    def start_command(self, *argv: str, user: str = "1000:1000") -> int:
+        return self.open(
+            "exec", command="c" + new_id()[1:], argv=list(argv), env={}, cwd="/", user=user, stdin=True, pty=None,
+            privileges="none",
+        )  # fmt: skip
+
+    def output(self, stream: int) -> bytes:
+        return b"".join(data for kind, number, data in frames(self._data) if (kind, number) == (DATA, stream))
+
     def run(self, *argv: str, user: str = "1000:1000") -> tuple[dict[str, Any], bytes]:
         stream = self.open(
             "exec", command="c" + new_id()[1:], argv=list(argv), env={}, cwd="/", user=user, stdin=False, pty=None,
             privileges="none",
         )  # fmt: skip
         end = self.result(stream)
-        output = b"".join(data for kind, number, data in frames(self._data) if (kind, number) == (DATA, stream))
-        return end, output
+        return end, self.output(stream)
 
 
 def has_agent() -> bool:

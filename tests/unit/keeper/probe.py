@@ -135,7 +135,7 @@ class Probe:
             return json.dumps({"error": refused.code, "message": str(refused)}).encode()
         except KeeperGone as gone:
             return json.dumps({"error": "keeper_gone", "message": str(gone)}).encode()
-        except Exception as failure:
+        except Exception as failure:  # a probe that dies tells its test nothing
             traceback.print_exc()
             return json.dumps({"error": type(failure).__name__, "message": str(failure)}).encode()
 

@@ -14,23 +14,23 @@ WANTED = spec(cpus=0.5, memory_bytes=512 << 20, processes=256)
 
 
 def test_version_1() -> None:
-    assert [(w.controller, w.file, w.value, w.required) for w in limits(1, WANTED)] == [
-        ("memory", "memory.limit_in_bytes", "536870912", True),
-        ("memory", "memory.memsw.limit_in_bytes", "536870912", False),
-        ("memory", "memory.swappiness", "0", False),
-        ("pids", "pids.max", "1088", True),
-        ("cpu", "cpu.cfs_period_us", "100000", True),
-        ("cpu", "cpu.cfs_quota_us", "50000", True),
+    assert [(w.controller, w.file, w.value, w.required, w.late) for w in limits(1, WANTED)] == [
+        ("memory", "memory.limit_in_bytes", "536870912", True, False),
+        ("memory", "memory.memsw.limit_in_bytes", "536870912", False, False),
+        ("memory", "memory.swappiness", "0", False, False),
+        ("pids", "pids.max", "1088", True, False),
+        ("cpu", "cpu.cfs_period_us", "100000", True, True),
+        ("cpu", "cpu.cfs_quota_us", "50000", True, True),
     ]
 
 
 def test_version_2() -> None:
-    assert [(w.controller, w.file, w.value, w.required) for w in limits(2, WANTED)] == [
-        ("unified", "memory.max", "536870912", True),
-        ("unified", "memory.swap.max", "0", False),
-        ("unified", "memory.oom.group", "1", True),
-        ("unified", "pids.max", "1088", True),
-        ("unified", "cpu.max", "50000 100000", True),
+    assert [(w.controller, w.file, w.value, w.required, w.late) for w in limits(2, WANTED)] == [
+        ("unified", "memory.max", "536870912", True, False),
+        ("unified", "memory.swap.max", "0", False, False),
+        ("unified", "memory.oom.group", "1", True, False),
+        ("unified", "pids.max", "1088", True, False),
+        ("unified", "cpu.max", "50000 100000", True, True),
     ]
 
 

@@ -43,7 +43,18 @@ def test_config() -> None:
     assert process["noNewPrivileges"] is True
     assert process["capabilities"]["bounding"] == [
         f"CAP_{name}"
-        for name in ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETUID", "SETGID", "SETPCAP", "SYS_ADMIN")
+        for name in (
+            "CHOWN",
+            "DAC_OVERRIDE",
+            "FOWNER",
+            "FSETID",
+            "KILL",
+            "SETUID",
+            "SETGID",
+            "SETPCAP",
+            "SETFCAP",
+            "SYS_ADMIN",
+        )
     ]
     assert config["root"] == {"path": "/mnt/n", "readonly": False}
     assert [kind["type"] for kind in config["linux"]["namespaces"]] == ["pid", "ipc", "uts", "mount", "network"]

@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from cloche_server.engines.gvisor import control
 from cloche_server.engines.gvisor.control import Control
 
 pytestmark = [pytest.mark.req("ISO-4")]
-Sentry = Callable[[socket.socket], Awaitable[None]]
+Sentry = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 
 async def call(sentry: Sentry) -> int:
@@ -51,6 +52,12 @@ async def test_an_honest_answer() -> None:
 
 async def test_an_answer_in_pieces() -> None:
     assert await call(says(b'{"success":true,', b'"result":[{}', b",{}]}", pause_s=0.01)) == 2
+
+
+async def test_braces_in_strings_are_text() -> None:
+    parts = (b'{"success":true,"err":"}', b'\\"}\\\\', b'","result":["{[", {"a":"\\', b'"}]"}]}')
+    assert json.loads(b"".join(parts))["result"] == ["{[", {"a": '"}]'}]
+    assert await call(says(*parts, pause_s=0.01)) == 2
 
 
 async def test_a_refusal_is_escaped() -> None:
@@ -91,7 +98,7 @@ async def test_many_closing_braces_cost_little(monkeypatch: pytest.MonkeyPatch) 
     before = time.process_time()
     with pytest.raises(EngineError):
         await call(sentry)
-    assert time.process_time() - before < 4.0
+    assert time.process_time() - before < 2.0
 
 
 async def test_silence_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 import pwd
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,7 +196,7 @@ def test_a_keepers_death_is_not_noticed_by_a_sandbox(node: Node, long_run: bool)
     for number in range(20 if long_run else 3):
         before = node.keeper_pid()
         os.kill(before, signal.SIGKILL)
-        assert wait_until(lambda before=before: ready(node) and node.keeper_pid() != before)  # type: ignore[misc]
+        assert wait_until(lambda before=before: ready(node) and node.keeper_pid() != before)
         assert wait_until(lambda: node.ask("everything")[0]["channel"], 5)
         end, output = guest.run("/bin/echo", str(number))
         assert (end["ok"]["code"], output) == (0, f"{number}\n".encode())
@@ -296,10 +295,9 @@ def test_several_at_once_and_again(node: Node, long_run: bool) -> None:
         for one in wanted:
             node.ask("kill", sandbox=one.id)
             assert node.left(one.id) == []
-    time.sleep(0.1)
-    after = (node.ask("descriptors"), len(os.listdir(f"/proc/{node.keeper_pid()}/fd")))
-    assert after[0] <= before[0] + 2, "the daemon keeps descriptors"
-    assert after[1] <= before[1], "the keeper keeps descriptors"
+    keeper_fds = Path(f"/proc/{node.keeper_pid()}/fd")
+    assert wait_until(lambda: node.ask("descriptors") <= before[0]), "the daemon keeps descriptors"
+    assert wait_until(lambda: len(os.listdir(keeper_fds)) <= before[1]), "the keeper keeps descriptors"
 
 
 @pytest.mark.req("LIF-2")
@@ -324,3 +322,16 @@ def test_an_empty_keeper_leaves_no_directory() -> None:
         made.ask("kill", sandbox=wanted.id)
         made.ask("stop_keeper", purge=True)
         assert not made.paths.keeper_dir.exists()
+
+
+@pytest.mark.req("LIF-2")
+def test_an_undo_that_fails_is_finished_by_kill(node: Node) -> None:
+    wait_until(lambda: ready(node))
+    wanted = spec(image_file="no-such.erofs")
+    plant(node, "fail", "keeper.undo.directories")
+    with pytest.raises(Refused):
+        node.boot(wanted)
+    node.ask("end_by_id", sandbox=wanted.id)
+    assert node.left(wanted.id) == []
+    with pytest.raises(Refused, match="no-such"):
+        node.boot(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from contextlib import suppress
@@ -167,7 +168,7 @@ def mutated(random_: random.Random) -> bytes:
         if random_.random() < 0.2:
             target.pop(name, None)
         else:
-            target[name] = random_.choice(odd)
+            target[name] = copy.deepcopy(random_.choice(odd))
     data = bytearray(encode(message))
     for _ in range(random_.choice((0, 0, 1, 3))):
         data[random_.randrange(len(data))] = random_.randrange(256)

@@ -105,7 +105,7 @@ class Daemon:
             try:
                 self._ask("GET", "/healthz", None, None, None)
             except (OSError, http.client.HTTPException):
-                time.sleep(0.01)
+                time.sleep(0.01)  # sleep: polls, with a deadline
             else:
                 return
 
@@ -118,7 +118,7 @@ class Daemon:
             except (OSError, http.client.HTTPException):
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.01)
+                time.sleep(0.01)  # sleep: polls, with a deadline
 
     def _ask(self, method: str, path: str, body: Any, raw: bytes | None, key: str | None) -> Any:
         connection = http.client.HTTPConnection("localhost", timeout=60)
@@ -193,8 +193,8 @@ def feed_stdin(daemon: Daemon, path: str, data: bytes, failures: list[BaseExcept
                 if refused.problem["code"] not in ("stdin_offset", "stdin_closed"):
                     raise
                 offset = refused.problem["context"]["offset"]
-            time.sleep(0.03)
-    except BaseException as bad:
+            time.sleep(0.03)  # sleep: spreads the writes over several daemons
+    except BaseException as bad:  # a thread's failure is the test's
         failures.append(bad)
 
 
@@ -230,7 +230,8 @@ def test_killed_again_and_again_nothing_is_lost_or_repeated(daemon: Daemon, seed
         (daemon.root / "api.sock").unlink(missing_ok=True)
         daemon.start(point)
         daemon.wait_up_or_dead()
-        daemon.wait_dead(chance.uniform(0.0, 0.6) if point is None else 1.0)
+        died = daemon.wait_dead(chance.uniform(0.0, 0.6) if point is None else 1.0)
+        assert died or point is None or not point.startswith("node.adopt."), f"{point} was never reached"
     daemon.kill()
     daemon.start()
     for thread in threads:
@@ -266,6 +267,30 @@ def test_killed_between_journal_and_open_the_command_still_runs_once(daemon: Dae
     assert ended["ended"]["exit_code"] == 0
     assert once.read_text() == "x\n"
     assert [each["id"] for each in daemon.ask("GET", path)["commands"]] == [command]
+
+
+@native
+@pytest.mark.req("LIF-6")
+@pytest.mark.parametrize("point", ["node.command.before_confirm:1", "node.log.after_write:1"])
+def test_killed_at_the_end_of_a_command_its_end_and_output_are_there_once(
+    daemon: Daemon, tmp_path: Path, point: str
+) -> None:
+    daemon.start()
+    made = daemon.ask("POST", "/v1/sandboxes", {"limits": LIMITS}, key="box")["id"]
+    daemon.kill()
+    daemon.start(point)
+    once = tmp_path / "once"
+    path, request = f"/v1/sandboxes/{made}/commands", {"argv": ["sh", "-c", f"echo x >> {once}; cat {once}; exit 3"]}
+    thread = threading.Thread(target=lambda: daemon.ask("POST", path, request, key="once"))
+    thread.start()
+    assert daemon.wait_dead(20), "the point was never reached"
+    daemon.start()
+    thread.join(30)
+    command = daemon.ask("POST", path, request, key="once")["id"]
+    ended = daemon.ask("GET", f"{path}/{command}?wait_s=10")
+    assert (ended["ended"]["reason"], ended["ended"]["exit_code"]) == ("exited", 3)
+    assert daemon.ask("GET", f"{path}/{command}/output") == b"x\n"
+    assert once.read_text() == "x\n"
 
 
 @native
@@ -328,7 +353,7 @@ def test_a_kill_that_was_journalled_is_carried_out(daemon: Daemon) -> None:
     daemon.start()
     made = daemon.ask("POST", "/v1/sandboxes", {"limits": LIMITS, "ttl_s": 1.0}, key="box")["id"]
     daemon.kill()
-    time.sleep(1.1)
+    time.sleep(1.1)  # sleep: its time passes while no daemon is there
     daemon.start()
     ended = daemon.ask("GET", f"/v1/sandboxes/{made}?wait_s=10")["ended"]
     assert (ended["reason"], ended["by"]) == ("timed_out", "ttl")

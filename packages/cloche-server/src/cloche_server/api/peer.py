@@ -14,10 +14,13 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from cloche.wire.errors import ClocheError, error
 from cloche_server.api.caller import Peer
+from cloche_server.api.problems import whole_answer
 
 EXTENSION: Final = "cloche.peer"
 UCRED: Final = struct.Struct("3i")
+CONNECTIONS_MAX: Final = 4096
 SEND_BUFFER_BYTES: Final = 1024 * 1024
 WRITE_HIGH_BYTES: Final = 1024 * 1024
 WRITE_LOW_BYTES: Final = 256 * 1024
@@ -54,6 +57,16 @@ class PeerHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.peer = peer_of(transport)
         _widen(transport)
+
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._refuse(error("overloaded", "The node has too many connections.", retry_after_s=1.0))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(error("invalid_request", "This is not HTTP."))
+
+    def _refuse(self, err: ClocheError) -> None:
+        self.transport.write(whole_answer(err))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

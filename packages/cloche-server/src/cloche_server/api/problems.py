@@ -95,12 +95,20 @@ class Boundary:
             await self.app(scope, receive, noting_send)
         except asyncio.CancelledError:
             return  # the server is stopping; uvicorn closes the connection, the client resumes
-        except Exception as raised:
+        except Exception as raised:  # whatever it is, the caller gets a problem and the log the trace
             err = translate(raised)
             if scope["type"] == "websocket":
                 await _end_websocket(err, begun, send)
             elif not begun:
                 await send_problem(err, send)
+
+
+def whole_answer(err: ClocheError) -> bytes:
+    """As bytes on the line, for what goes wrong before there is a request; the connection is closed after it."""
+    body = problem_json(err)
+    lines = [b"HTTP/1.1 %d %b" % (err.kind.status, err.code.encode())]
+    lines += [name + b": " + value for name, value in problem_head(err, len(body))]
+    return b"\r\n".join([*lines, b"connection: close", b"", body])
 
 
 async def send_problem(err: ClocheError, send: Send) -> None:

@@ -31,7 +31,6 @@ KEEP_ALIVE_S: Final = 75
 STOP_S: Final = 1
 """How long a stopping server waits for answers under way; followers resume at its successor."""
 BACKLOG: Final = 1024
-CONNECTIONS_MAX: Final = 4096
 WS_MESSAGE_BYTES_MAX: Final = 1024 * 1024
 
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -149,7 +148,6 @@ async def _listening(app: Api, listener: socket.socket, tcp: TcpConfig | None) -
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        limit_concurrency=CONNECTIONS_MAX,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,

@@ -114,7 +114,7 @@ class Stream(Response):
         try:
             piece = await first if isinstance(first, asyncio.Task) else first
             await self._pump(piece, send)
-        except Exception as raised:
+        except Exception as raised:  # half the answer is sent: its end must say that it broke
             err = translate(raised)
             if not self.is_events:
                 log.info("a stream broke: %s", err.code)

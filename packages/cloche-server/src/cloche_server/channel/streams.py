@@ -28,7 +28,7 @@ from cloche_server.channel.messages import JsonObject, check_hello, check_result
 from cloche_server.channel.outbox import Outbox
 from cloche_server.channel.reset import StreamState
 
-STREAMS_MAX = 1024
+STREAMS_PER_OPENER_MAX = 512
 _DATA = int(Kind.DATA)
 _LATE = frozenset({Kind.DATA, Kind.CREDIT, Kind.EOF, Kind.TELL, Kind.ABORT})
 
@@ -168,7 +168,7 @@ class Mux:
         fields = decode_json(payload)
         op = check_text(fields, "op")
         self.highest_guest = stream
-        if self._guest_open is None or len(self.flows) >= STREAMS_MAX or not self.budget.take(WINDOW_BYTES_START):
+        if self._guest_open is None or self._opened_by(1) >= STREAMS_PER_OPENER_MAX or not self.budget.take(WINDOW_BYTES_START):
             self.outbox.put(Kind.END, stream, encode_json(refusal()))
             return
         waiting = Waiting()
@@ -248,7 +248,7 @@ class Mux:
         assert first > self.highest_host, "an id is never used twice"
         if first + 2 * (len(sinks) - 1) > STREAM_ID_MAX:
             raise ChannelFull("ids")
-        if len(self.flows) + len(sinks) > STREAMS_MAX:
+        if self._opened_by(0) + len(sinks) > STREAMS_PER_OPENER_MAX:
             raise ChannelFull("streams")
         payload = encode_json({"op": op, **fields})
         if len(payload) > PAYLOAD_BYTES_MAX:
@@ -266,6 +266,9 @@ class Mux:
         self.highest_host = flows[-1].id
         self.outbox.put(Kind.OPEN, first, payload)
         return flows
+
+    def _opened_by(self, parity: int) -> int:
+        return sum(stream % 2 == parity for stream in self.flows)
 
     def adopt(self, stream: int, state: StreamState, logged: int, sink: Sink) -> Flow:
         """Go on with a stream that RESUME named; a stderr stream after its command."""

@@ -49,6 +49,9 @@ def start_process(house: House, sandbox: Sandbox, making: Making) -> Steps:
     os.close(sandbox.command_pidfd)
     sandbox.command_pidfd = -1
     points.reached("keeper.boot.created")
+    cgroup = cgroup_of(house, sandbox)
+    if cgroup is not None:
+        cgroup.limit_cpu(making.spec)
     sandbox.record = sandbox.record.changed(phase="live")
     house.records.write(sandbox.record)
 

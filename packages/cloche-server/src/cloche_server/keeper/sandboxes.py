@@ -49,6 +49,8 @@ class Sandbox:
         """Connected while it was made; given away with the first answer."""
         self.status: int | None = None
         self.oom_kills = 0
+        self.undone = False
+        """Nothing of it is left."""
         self.ending: list[Callable[[Refusal | None], None]] | None = None
 
     @property

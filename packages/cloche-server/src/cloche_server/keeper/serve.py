@@ -173,18 +173,22 @@ class Keeper:
                 self._send_attached(peer, request, sandbox)
         except Refusal as error:
             self._failed(peer, sandbox, Refusal(error.code, error.message, request))
-        except OSError as error:
-            self._failed(peer, sandbox, Refusal("engine_failed", str(error), request))
+        except Exception as error:  # also a defect in one boot must not end the keeper of all the others
+            self._failed(peer, sandbox, Refusal("engine_failed", f"{type(error).__name__}: {error}", request))
         finally:
             self._booting -= 1
 
     def _failed(self, peer: Peer, sandbox: Sandbox, error: Refusal) -> None:
-        """It was undone before the error came here; what could not be undone keeps its record for the next start."""
+        """It was undone before the error came here. What could not be undone keeps its slot; `kill` tries again."""
         log(f"{sandbox.id}: boot failed: {error.code}: {error.message}")
-        self._sandboxes.pop(sandbox.id, None)
+        if sandbox.undone:
+            del self._sandboxes[sandbox.id]
+        else:
+            sandbox.record = sandbox.record.changed(phase="ending")
         self._peers.send(peer, refusal(error))
-        for tell in sandbox.ending or ():
-            tell(None)
+        waiting, sandbox.ending = sandbox.ending or [], None
+        for tell in waiting:
+            tell(None if sandbox.undone else error)
 
     # ------------------------------------------------------------------- descriptors
 

@@ -66,6 +66,7 @@ def undo(house: House, sandbox: Sandbox) -> Steps:
         points.reached(f"keeper.undo.{step.name}")
         yield from step.undo(house, sandbox)
     sandbox.close()
+    sandbox.undone = True
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:

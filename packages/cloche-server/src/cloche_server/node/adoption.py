@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from cloche_server import points
 from cloche_server.channel import Channel, ChannelError, ProtocolError, StreamState
@@ -22,6 +22,8 @@ from cloche_server.node.journal import Line
 from cloche_server.node.lifecycle import Cause, Why
 from cloche_server.node.log_reader import STDERR, STDOUT
 from cloche_server.node.sandbox import Sandbox
+
+HALF_MADE: Final = Cause(Why.CREATE_FAILED, detail="the daemon died while it was being made")
 
 
 @dataclass
@@ -146,7 +148,7 @@ async def adopt(
         return _end(sandbox, past, Cause(Why.DIED, detail="it died while no daemon was there"))
     sandbox.instance = instance
     if past.cause is not None or not past.running:
-        return _end(sandbox, past, Cause(Why.CREATE_FAILED, detail="the daemon died while it was being made"))
+        return _end(sandbox, past, HALF_MADE)
     points.reached("node.adopt.before_reset")
     try:
         channel, states = await _reattach(context, sandbox, instance, commands)
@@ -165,6 +167,8 @@ def _end(sandbox: Sandbox, past: PastSandbox, cause: Cause) -> None:
     if past.cause is not None:  # decided by the last daemon, and journalled then
         sandbox.cause = past.cause
         sandbox.finish_ending()
+    elif not past.running:  # whatever became of it: nobody was told that it exists
+        sandbox.end(HALF_MADE)
     else:
         sandbox.end(cause)
 

@@ -51,7 +51,7 @@ class Images:
             return []
         return sorted(path.stem for path in self._directory.glob("*.erofs"))
 
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         if not self._directory.is_dir():
             return 0
         return sum(path.stat().st_size for path in self._directory.iterdir() if path.is_file())

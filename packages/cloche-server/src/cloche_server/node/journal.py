@@ -114,7 +114,7 @@ class Journal:
             self._fd = -1
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in files(self._directory))
 
     def read(self, after: int) -> Iterator[Line]:

@@ -29,9 +29,17 @@ from cloche_server.api.caller import ApiKey, TcpConfig
 from cloche_server.api.server import serve
 from cloche_server.engines.contract import Engine, EngineError
 from cloche_server.engines.gvisor.engine import GVisorEngine
+from cloche_server.engines.qemu.engine import QemuEngine
 from cloche_server.node.guest_text import escaped
 from cloche_server.node.launch.keepers import KeeperHouse, ensure_keeper
-from cloche_server.node.launch.places import MODES, NodePaths, default_images_dir, default_run_dir, default_state_dir
+from cloche_server.node.launch.places import (
+    MODES,
+    NodePaths,
+    default_images_dir,
+    default_run_dir,
+    default_state_dir,
+    microvm_dir,
+)
 from cloche_server.node.node import Config, Node
 
 HANDOVER_S: Final = 30.0
@@ -141,7 +149,14 @@ def engines_of(house: KeeperHouse) -> Mapping[str, Engine]:
         binary = cloche_engine.runsc_path()
     except cloche_engine.EngineMissing as missing:
         raise error("engine_missing", str(missing)) from missing
-    return {"gvisor": GVisorEngine(binary, lambda: house.client, house.weaker)}
+    found: dict[str, Engine] = {"gvisor": GVisorEngine(binary, lambda: house.client, house.weaker)}
+    microvm = microvm_dir()
+    if microvm is not None:
+        try:
+            found["qemu"] = QemuEngine(microvm, lambda: house.client, house.weaker)
+        except EngineError as bad:  # experimental: a node without it goes on, and refuses microVMs by name
+            structlog.get_logger("cloche.node").warning("no microVMs", code=bad.code, message=str(bad))
+    return found
 
 
 def tcp_of(listen: str | None) -> TcpConfig | None:

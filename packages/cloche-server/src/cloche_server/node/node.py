@@ -315,10 +315,10 @@ class Node:
         layers = self.config.layers_dir
         logs, layer_bytes = await asyncio.to_thread(lambda: (self.context.store.log_bytes(), usage.bytes_below(layers)))
         return DiskUse(
-            images_bytes=self._images.bytes(),
+            images_bytes=self._images.size_bytes(),
             logs_bytes=logs,
             layers_bytes=layer_bytes,
-            journal_bytes=self.context.journal.bytes,
+            journal_bytes=self.context.journal.size_bytes,
             ended_sandboxes=len(self.roster.ended),
             free_bytes=admission.disk_free(self.config.state_dir),
         )

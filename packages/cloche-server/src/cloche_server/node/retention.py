@@ -50,6 +50,8 @@ class Retention:
 
     def _sweep_commands(self, sandbox: Sandbox, now: float) -> None:
         store = self._context.store
+        if now < sandbox.record.created_at + sandbox.record.retain_s:
+            return  # none of its commands can be due
         for command in store.commands(sandbox.id):
             if command in sandbox.running or command in sandbox.recent:
                 continue

@@ -17,7 +17,7 @@ from cloche.wire.sandboxes import Sandbox as View
 from cloche.wire.sandboxes import SandboxState, Usage
 from cloche_server.channel import Channel, ChannelError, JsonObject
 from cloche_server.channel.frames import PAYLOAD_BYTES_MAX, encode_json
-from cloche_server.channel.streams import STREAMS_MAX
+from cloche_server.channel.streams import STREAMS_PER_OPENER_MAX
 from cloche_server.engines.contract import EngineError, Instance
 from cloche_server.node import lifecycle
 from cloche_server.node.command import RunningCommand
@@ -212,7 +212,7 @@ class Sandbox:
             return known
         fields = self._exec_fields(command, request)
         _check_size(request, fields)
-        if channel.stats.streams_open + 2 > STREAMS_MAX - 16:
+        if channel.stats.streams_open + 2 > STREAMS_PER_OPENER_MAX - 16:
             raise error("overloaded", "The sandbox has as many open streams as it can have.", retry_after_s=1.0)
         record = self._record_of(command, request, wanted, channel.next_stream_id())
         running = self._journalled(record, request)

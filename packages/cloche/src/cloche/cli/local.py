@@ -107,7 +107,7 @@ def keeper_lives(where: Place) -> bool:
     """True when a keeper holds sandboxes of this place although no daemon answers (after `down --keep`, or a crash)."""
     import socket
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         try:
             probe.connect(str(where.run_dir / "keeper.sock"))
         except OSError:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 READ_BYTES: Final = 64 * 1024
 RECONNECT_S_MAX: Final = 60.0
 LOOK_S: Final = 0.5
+RESEND_LOOK_S: Final = 0.05
 PLAIN_SCREEN: Final = "\x1b[?1049l\x1b[?2004l\x1b[?1000l\x1b[?25h\x1b[0m\r\n"
 """No alternate screen, no bracketed paste, no mouse, a cursor, no colours."""
 END_OF_FILE: Final = b"\x04"
@@ -187,10 +188,17 @@ class _Attached:
             self._line.close()  # the reading side wakes up
 
     def _send(self, send: Callable[[], object]) -> None:
+        """On a line that broke: again on the next one, which the reading side makes. What was typed is not lost."""
         from cloche.wire.errors import ClocheError
 
-        with contextlib.suppress(ClocheError):  # the reading side notices and reconnects
-            send()
+        while not self._done.is_set():
+            line = self._line
+            try:
+                send()
+                return
+            except ClocheError:
+                while self._line is line and not self._done.wait(RESEND_LOOK_S):
+                    pass
 
 
 def _leave_screen() -> None:

@@ -1,6 +1,6 @@
 """config.json and the command line of `runsc create`: pure, standard library and `engines.spec` only.
 
-Every flag and mount here was measured (research/gvisor-walls.md, gvisor-node.md); a golden test freezes them.
+Every flag and mount here was measured with the pinned release; a golden test freezes them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ AGENT_CAPABILITIES: Final = (
     "CAP_SETUID",
     "CAP_SETGID",
     "CAP_SETPCAP",
+    "CAP_SETFCAP",
     "CAP_SYS_ADMIN",
 )
 AGENT_OPEN_FILES_MIN: Final = 8192
-"""The agent holds pipes for up to 1,024 streams; commands get their own, lower limit from it."""
+"""The agent holds pipes for hundreds of streams; commands get their own, lower limit from it."""
 FLAGS: Final = (
     "--network=none",
     "--platform=systrap",

@@ -1,4 +1,4 @@
-"""The sentry's control socket, from the daemon: StartRoot, Pause, Resume, Processes.
+"""The sentry's control socket, from the daemon: SetNetworkArgs, StartRoot, Pause, Resume, Processes.
 
 A sentry's answers are a guest's word: bounded in bytes, time and nesting, and never awaited without a limit. One
 call at a time on the connection; after a failure of form or time the connection is closed and stays so.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from typing import Any, Final
 
@@ -18,6 +19,18 @@ CALL_S: Final = 10.0
 START_S: Final = 30.0
 DEPTH_MAX: Final = 32
 TEXT_MAX: Final = 300
+LOOPBACK: Final = {
+    "Name": "lo",
+    "Addresses": [{"Address": "127.0.0.1", "PrefixLen": 8}, {"Address": "::1", "PrefixLen": 128}],
+    # Masks as Go writes bytes in JSON: base64.
+    "Routes": [
+        {"Destination": {"IP": "127.0.0.0", "Mask": "/wAAAA=="}},
+        {"Destination": {"IP": "::1", "Mask": "/////////////////////w=="}},
+    ],
+}
+"""The only interface of a guest; runsc's own default."""
+_OUTSIDE: Final = re.compile(rb'["{}\[\]]')
+_IN_STRING: Final = re.compile(rb'["\\]')
 
 
 class Control:
@@ -33,6 +46,8 @@ class Control:
         self._connection.close()
 
     async def start_root(self) -> None:
+        # What `runsc start` does first: without it the guest has no loopback at all.
+        await self._call("containerManager.SetNetworkArgs", {"LoopbackLinks": [LOOPBACK]}, CALL_S)
         await self._call("containerManager.StartRoot", self._sandbox, START_S)
 
     async def pause(self) -> None:
@@ -69,6 +84,7 @@ class Control:
         message = json.dumps({"method": method, "arg": argument}).encode()
         await loop.sock_sendall(self._connection, message)
         collected = bytearray()
+        ending = Ending()
         while True:
             data = await loop.sock_recv(self._connection, 1 << 16)
             if not data:
@@ -76,33 +92,56 @@ class Control:
             collected += data
             if len(collected) > ANSWER_BYTES_MAX:
                 raise EngineError("protocol_error", f"the engine's answer to {method} has no end")
-            if data.rstrip()[-1:] == b"}" and (answer := _whole(bytes(collected))) is not None:
-                return _result(method, answer)
+            if ending.reached(data):
+                return _result(method, _object(bytes(collected)))
+            await asyncio.sleep(0)  # a sentry that sends without a pause must not keep the loop to itself
 
 
-def _whole(data: bytes) -> dict[str, Any] | None:
-    """The answer, or None while it may still go on."""
-    if data.count(b"{") + data.count(b"[") > 100_000 or _depth(data) > DEPTH_MAX:
-        raise EngineError("protocol_error", "the engine's answer nests too deeply")
+class Ending:
+    """Finds where a JSON object ends, looking at each byte once: parsing anew after every piece would be quadratic."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def reached(self, data: bytes) -> bool:
+        """Whether the object is whole with this piece. EngineError when it nests too deeply or is no object."""
+        at = 0
+        while at < len(data):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(data, at)
+            if found is None:
+                return False
+            at = found.end()
+            if self._take(found[0]):
+                return True
+        return False
+
+    def _take(self, mark: bytes) -> bool:
+        if mark == b"\\":
+            self._escaped = True
+        elif mark == b'"':
+            self._in_string = not self._in_string
+        else:
+            self._depth += 1 if mark in (b"{", b"[") else -1
+            if not 0 <= self._depth <= DEPTH_MAX:
+                raise EngineError("protocol_error", "the engine's answer nests too deeply or is not JSON")
+            return self._depth == 0
+        return False
+
+
+def _object(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError:
-        return None
+        raise EngineError("protocol_error", "the engine's answer is not JSON") from None
     if not isinstance(value, dict):
         raise EngineError("protocol_error", "the engine's answer is not an object")
     return value
-
-
-def _depth(data: bytes) -> int:
-    """An upper bound of the nesting, strings not excluded: cheap, and an honest answer is far below the limit."""
-    deepest = depth = 0
-    for byte in data if len(data) < 4096 else data[:65536]:
-        if byte in b"{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"}]":
-            depth -= 1
-    return deepest
 
 
 def _result(method: str, answer: dict[str, Any]) -> Any:

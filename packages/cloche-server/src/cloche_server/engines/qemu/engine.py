@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -94,9 +95,8 @@ class QemuEngine:
     """Made once a daemon. `directory` holds what `tools/build_microvm.sh` made."""
 
     def __init__(self, directory: Path, keeper: Callable[[], KeeperClient], weaker: tuple[str, ...] = ()) -> None:
-        binary = Path(command.BINARY)
-        self._version = f"{read_version(binary)} linux-{kernel_release(directory)}"
-        self._digest = digest_of(binary, directory / command.KERNEL, directory / command.INITRAMFS)
+        self._directory = directory
+        self._version = f"{read_version(Path(command.BINARY))} linux-{kernel_release(directory)}"
         self._keeper = keeper
         self._weaker = (*weaker, *WEAKER)
 
@@ -108,14 +108,17 @@ class QemuEngine:
     def version(self) -> str:
         return self._version
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        return self._digest
+        """Over 80 MB: read when first asked for, not at every start of a daemon that may never boot a microVM."""
+        files = (self._directory / command.KERNEL, self._directory / command.INITRAMFS)
+        return digest_of(Path(command.BINARY), *files)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(isolation_class=ISOLATION_CLASS, experimental=True, pause=True)
 
     async def boot(self, spec: SandboxSpec) -> QemuInstance:
+        await asyncio.to_thread(lambda: self.digest)
         try:
             attached = await self._keeper().boot(spec)
         except KeeperRefused as error:
@@ -129,6 +132,7 @@ class QemuEngine:
         return self._instance(attached)
 
     async def adopt(self, spec: SandboxSpec) -> QemuInstance | None:
+        await asyncio.to_thread(lambda: self.digest)
         try:
             attached = await self._attach(spec.id)
         except KeeperRefused as error:
@@ -164,7 +168,7 @@ class QemuEngine:
             isolation_class=ISOLATION_CLASS,
             engine=NAME,
             version=self._version,
-            digest=self._digest,
+            digest=self.digest,
             host_uid=held.host_uid if found_uid is None else found_uid,
             cgroup=None if held.cgroup is None else held.cgroup.main,
             weaker=self._weaker,

@@ -40,7 +40,7 @@ class AsyncNode:
 
         body = request.model_dump_json(exclude_unset=True, by_alias=True).encode()
         answer = await self._transport.request("POST", "/v1/sandboxes", content=body, key=key or new_key())
-        return AsyncSandbox(self, SandboxView.model_validate_json(answer.body))
+        return AsyncSandbox(self, SandboxView.model_validate_json(answer.body), kills_at_exit=True)
 
     async def connect(self, sandbox: str) -> AsyncSandbox:
         """By id, a unique prefix of it, or name. Never changes how long it lives."""

@@ -26,11 +26,12 @@ MIB = 1024 * 1024
 
 
 class AsyncSandbox:
-    """One agent session with a kernel of its own. As a context manager it is killed at the end of the block."""
+    """One agent session with a kernel of its own. As a context manager, one that was created here is killed at the end."""
 
-    def __init__(self, node: AsyncNode, view: SandboxView, *, owns_node: bool = False) -> None:
+    def __init__(self, node: AsyncNode, view: SandboxView, *, kills_at_exit: bool = False) -> None:
         self._node = node
-        self._owns_node = owns_node
+        self._owns_node = False
+        self._kills_at_exit = kills_at_exit
         self.view = view
         """What was last heard about it; `info()` asks anew."""
         self.commands = AsyncCommands(node.transport, view.id)
@@ -83,9 +84,7 @@ class AsyncSandbox:
     @classmethod
     async def connect(cls, sandbox: str, *, node: AsyncNode | None = None) -> AsyncSandbox:
         """A sandbox that is there already: by id, a unique prefix of it, or name. Leaving the block leaves it running."""
-        box = await cls._with_node(node, lambda chosen: chosen.connect(sandbox))
-        box._kills_at_exit = False
-        return box
+        return await cls._with_node(node, lambda chosen: chosen.connect(sandbox))
 
     @classmethod
     async def list(
@@ -93,12 +92,7 @@ class AsyncSandbox:
     ) -> builtins.list[AsyncSandbox]:
         """Yours that run; with `include_ended` also those that are over and still remembered."""
         chosen = AsyncNode() if node is None else node
-        boxes = await chosen.list(include_ended=include_ended, usage=usage)
-        for box in boxes:
-            box._kills_at_exit = False
-        return boxes
-
-    _kills_at_exit = True
+        return await chosen.list(include_ended=include_ended, usage=usage)
 
     @classmethod
     async def _with_node(cls, node: AsyncNode | None, make: Any) -> AsyncSandbox:

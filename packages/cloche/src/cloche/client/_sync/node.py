@@ -41,7 +41,7 @@ class Node:
 
         body = request.model_dump_json(exclude_unset=True, by_alias=True).encode()
         answer = self._transport.request("POST", "/v1/sandboxes", content=body, key=key or new_key())
-        return Sandbox(self, SandboxView.model_validate_json(answer.body))
+        return Sandbox(self, SandboxView.model_validate_json(answer.body), kills_at_exit=True)
 
     def connect(self, sandbox: str) -> Sandbox:
         """By id, a unique prefix of it, or name. Never changes how long it lives."""

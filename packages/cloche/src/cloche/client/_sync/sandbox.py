@@ -27,11 +27,12 @@ MIB = 1024 * 1024
 
 
 class Sandbox:
-    """One agent session with a kernel of its own. As a context manager it is killed at the end of the block."""
+    """One agent session with a kernel of its own. As a context manager, one that was created here is killed at the end."""
 
-    def __init__(self, node: Node, view: SandboxView, *, owns_node: bool = False) -> None:
+    def __init__(self, node: Node, view: SandboxView, *, kills_at_exit: bool = False) -> None:
         self._node = node
-        self._owns_node = owns_node
+        self._owns_node = False
+        self._kills_at_exit = kills_at_exit
         self.view = view
         """What was last heard about it; `info()` asks anew."""
         self.commands = Commands(node.transport, view.id)
@@ -84,9 +85,7 @@ class Sandbox:
     @classmethod
     def connect(cls, sandbox: str, *, node: Node | None = None) -> Sandbox:
         """A sandbox that is there already: by id, a unique prefix of it, or name. Leaving the block leaves it running."""
-        box = cls._with_node(node, lambda chosen: chosen.connect(sandbox))
-        box._kills_at_exit = False
-        return box
+        return cls._with_node(node, lambda chosen: chosen.connect(sandbox))
 
     @classmethod
     def list(
@@ -94,12 +93,7 @@ class Sandbox:
     ) -> builtins.list[Sandbox]:
         """Yours that run; with `include_ended` also those that are over and still remembered."""
         chosen = Node() if node is None else node
-        boxes = chosen.list(include_ended=include_ended, usage=usage)
-        for box in boxes:
-            box._kills_at_exit = False
-        return boxes
-
-    _kills_at_exit = True
+        return chosen.list(include_ended=include_ended, usage=usage)
 
     @classmethod
     def _with_node(cls, node: Node | None, make: Any) -> Sandbox:

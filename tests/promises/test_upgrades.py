@@ -1,0 +1,201 @@
+"""Daemon and keeper killed and replaced under load: no sandbox ends, no byte is lost, none comes twice, nothing runs twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.promises.conversations import Conversation, Figures
+from tests.promises.nodes import RealNode, wait_until
+from tests.promises.plants import (
+    POINTS_WHILE_IT_RUNS,
+    POINTS_WHILE_IT_STARTS,
+    PlantedNode,
+    guest_processes,
+    planted_node,
+    sentry_pid,
+)
+from tests.promises.traces import traces
+
+FULL_TIMEOUT_S = 3600
+
+
+@pytest.fixture
+def planted() -> Iterator[PlantedNode]:
+    with planted_node() as node:
+        yield node
+
+
+def after_a_moment(chance: random.Random, longest_s: float) -> None:
+    """Lets a random time pass."""
+    until = time.monotonic() + chance.uniform(0.0, longest_s)
+    wait_until(lambda: time.monotonic() >= until)
+
+
+def kill_plan(chance: random.Random, random_kills: int, rounds: int) -> list[str]:
+    """`random` so often, each named point so often, in a random order."""
+    plan = ["random"] * random_kills + [*POINTS_WHILE_IT_RUNS, *POINTS_WHILE_IT_STARTS] * rounds
+    chance.shuffle(plan)
+    return plan
+
+
+def kill_once(node: PlantedNode, how: str, chance: random.Random, boxes: int) -> None:
+    """The daemon dies that way, and another one is there."""
+    if how == "random":
+        after_a_moment(chance, 1.0)
+        node.kill_daemon()
+    elif how in POINTS_WHILE_IT_STARTS:
+        node.kill_daemon()
+        node.start_and_die_at(how, passing=chance.randint(1, boxes))
+    else:
+        node.die_at(how, passing=chance.randint(1, 4))
+        node.wait_struck()
+    node.start()
+
+
+def told(what: str, figures: Figures, started: float) -> None:
+    print(
+        f"\n{what}: {figures.printed_bytes:,} bytes printed, {figures.stdin_bytes:,} bytes of stdin, "
+        f"{figures.short_commands} short commands, all equal; {time.monotonic() - started:.0f} s"
+    )
+
+
+@pytest.mark.req("LIF-6")
+@pytest.mark.req("EXE-4")
+@pytest.mark.timeout(FULL_TIMEOUT_S)
+def test_killing_the_daemon_loses_nothing_and_repeats_nothing(planted: PlantedNode, seed: int, long_run: bool) -> None:
+    chance, started = random.Random(seed), time.monotonic()
+    count, flood_every = (10, 200) if long_run else (3, 40)
+    talks = [Conversation(planted, f"{seed} {n}", flood_every=flood_every) for n in range(count)]
+    sentries = [sentry_pid(planted, talk.box_id) for talk in talks]
+    plan = kill_plan(chance, *((100, 5) if long_run else (4, 1)))
+    for how in plan:
+        kill_once(planted, how, chance, count)
+        for talk in talks:
+            talk.check()
+    after_a_moment(chance, 0.5)
+    figures = sum((talk.finish() for talk in talks), Figures())
+    assert [sentry_pid(planted, talk.box_id) for talk in talks] == sentries
+    told(f"{len(plan)} daemons killed under {count} sandboxes (seed {seed})", figures, started)
+    assert figures.short_commands > count
+
+
+@pytest.mark.req("LIF-6")
+@pytest.mark.timeout(FULL_TIMEOUT_S)
+def test_killing_or_replacing_the_keeper_ends_no_sandbox(planted: PlantedNode, seed: int, long_run: bool) -> None:
+    chance, started = random.Random(seed), time.monotonic()
+    count, kills = (10, 20) if long_run else (3, 3)
+    talks = [Conversation(planted, f"{seed} {n}", flood_every=100) for n in range(count)]
+    ways: list[Callable[[], None]] = [planted.kill_keeper, planted.replace_keeper, planted.restart_daemon]
+    plan = [ways[n % 2] for n in range(kills)] + [planted.restart_daemon] * (kills // 3)
+    chance.shuffle(plan)
+    for way in plan:
+        after_a_moment(chance, 0.5)
+        way()
+        with planted.sandbox(memory_mb=64) as box:  # a successor makes new ones
+            assert box.run(["echo", "new"]).stdout == "new\n"
+        for talk in talks:
+            talk.check()
+    figures = sum((talk.finish() for talk in talks), Figures())
+    told(f"{kills} keepers killed or replaced under {count} sandboxes (seed {seed})", figures, started)
+
+
+@pytest.mark.req("LIF-6")
+def test_a_sandbox_is_killed_even_if_the_keeper_died_just_before(planted: PlantedNode) -> None:
+    with planted.client() as client, planted.sandbox(memory_mb=64) as box:
+        os.kill(planted.keeper_pid(), signal.SIGKILL)
+        ended = box.kill().ended
+        assert ended is not None
+        assert ended.reason == "killed"
+        assert box.id not in [each.id for each in client.list()]
+    wait_until(lambda: not guest_processes(planted), what="its processes to be gone")
+
+
+def second_daemon(node: RealNode, *more: str) -> subprocess.Popen[bytes]:
+    """A daemon for the same directories, not by the launcher, which would see the first one."""
+    argv = [sys.executable, "-m", "cloche_server.node.main", "--mode", node.mode, "--state-dir", str(node.paths.state)]
+    argv += ["--run-dir", str(node.paths.run), "--images-dir", str(node.paths.images), *more]
+    account = pwd.getpwnam("cloche") if node.mode == "machine" else None
+    who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+    return subprocess.Popen(argv, stderr=subprocess.PIPE, cwd="/", start_new_session=True, **who)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.req("LIF-6")
+def test_a_second_daemon_is_refused_by_name(own_node: RealNode) -> None:
+    with own_node.sandbox(memory_mb=64) as box:
+        keeper = own_node.keeper_pid()
+        refused = second_daemon(own_node)
+        said = refused.communicate(timeout=60)[1].decode()
+        assert refused.returncode == 125
+        last = json.loads(said.strip().splitlines()[-1])
+        assert last["code"] == "node_busy"
+        assert str(own_node.pid) in last["message"]
+        assert box.run(["echo", "still"]).stdout == "still\n"
+        assert own_node.keeper_pid() == keeper
+
+
+@pytest.mark.req("LIF-6")
+def test_a_replacing_daemon_waits_for_the_first_and_goes_on(own_node: RealNode) -> None:
+    with own_node.sandbox(memory_mb=64) as box:
+        going_on = box.commands.start("for i in $(seq 100); do echo $i; sleep 0.05; done")
+        second = second_daemon(own_node, "--replace")
+        try:
+            after_a_moment(random.Random(0), 2.0)
+            assert second.poll() is None, "it waits"
+            own_node.kill_daemon()
+            own_node.pid = second.pid
+            assert going_on.result().stdout == "".join(f"{n}\n" for n in range(1, 101))
+            with own_node.client() as client:
+                assert client.info().pid == second.pid
+                assert box.info().ended is None
+        finally:
+            if own_node.pid != second.pid:
+                second.kill()
+            assert second.stderr is not None
+            second.stderr.close()
+
+
+@pytest.mark.req("LIF-6")
+@pytest.mark.req("EXE-5")
+def test_both_killed_at_once_every_sandbox_ends_and_nothing_is_left(own_node: RealNode, long_run: bool) -> None:
+    with own_node.sandbox(memory_mb=64) as warm:  # what a first sandbox leaves for good is not of interest here
+        warm.run(["true"])
+    own_node.restart_daemon()
+    before = traces(own_node)
+    with own_node.client() as client:
+        boxes = [own_node.sandbox(memory_mb=64).__enter__() for _ in range(10 if long_run else 3)]
+        commands = [box.commands.start(["sh", "-c", "echo before; sleep 1000"]) for box in boxes]
+        wait_until(lambda: all(command.info().output.end for command in commands), what="their output")
+        keeper = client.info().keeper_pid
+    assert keeper
+    for pid in (own_node.pid, keeper):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(own_node.pid, 0)
+    own_node.start()
+    listed = json.loads(own_node.cloche("ps", "--all", "--json").stdout)["sandboxes"]
+    ended = {entry["id"]: (entry["state"], (entry.get("ended") or {}).get("reason")) for entry in listed}
+    wait_until(lambda: not guest_processes(own_node), what="every process of a sandbox to be gone")
+    with own_node.client() as client:
+        for box, command in zip(boxes, commands, strict=True):
+            wait_until(lambda box=box: box.info().ended is not None, what="its end")  # type: ignore[misc]
+            assert box.info().ended.reason == "host_failure"  # type: ignore[union-attr]
+            assert ended[box.id] in (("ended", "host_failure"), ("ending", None)), ended
+            result = command.result()
+            assert (result.ended, result.stdout) == ("host_failure", "before\n")
+        assert client.list() == []
+    left = traces(own_node).more_than(before)
+    ids = [box.id for box in boxes]
+    others = [path for path in left.pop("cgroups", []) if not any(one in path for one in ids)]  # type: ignore[attr-defined]
+    assert left == {}, f"{left} (other nodes' cgroups: {len(others)})"
+    with own_node.sandbox(memory_mb=64) as box:
+        assert box.run(["echo", "new"]).stdout == "new\n"
+    print(f"\nboth killed: {len(boxes)} sandboxes ended as host_failure, nothing left")
