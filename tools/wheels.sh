@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# build/wheels: the three wheels, built in isolation with the pinned backend.
+# The three wheels, built in isolation with the pinned backend.
+#
+#   tools/wheels.sh [OUT_DIR]      (build/wheels)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-rm -rf build/wheels
+out=${1:-build/wheels}
+rm -rf "$out"
 uv build --quiet --all-packages --wheel --build-constraints requirements/build.lock --require-hashes \
-    --out-dir build/wheels
-rm -f build/wheels/.gitignore
+    --out-dir "$out"
+rm -f "$out/.gitignore"
 limit_bytes=15000000
-for wheel in build/wheels/*.whl; do
+for wheel in "$out"/*.whl; do
     size=$(stat -c %s "$wheel")
     printf '%9d  %s\n' "$size" "$(basename "$wheel")"
     ((size <= limit_bytes)) || { echo "wheels: larger than $limit_bytes bytes" >&2; exit 1; }

@@ -5,7 +5,7 @@ keeper among them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -15,27 +15,27 @@ class Defect:
     """One entry of the catalogue.
 
     `patch` gets `module` right after that was imported, in every Python process of the run
-    (test, daemon, keeper). `env` is set for the whole run. `agent_features` are cargo
-    features of the guest agent: it is rebuilt with them, into a root file system of its own.
+    (test, daemon, keeper). `tests` are of that requirement; one of them must fail.
     """
 
     id: str
     req: str
     tests: tuple[str, ...]
-    module: str = ""
-    patch: Callable[[ModuleType], None] | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    agent_features: tuple[str, ...] = ()
+    module: str
+    patch: Callable[[ModuleType], None]
 
     def __post_init__(self) -> None:
         assert self.id.startswith(f"{self.req}/"), f"{self.id}: an id is <requirement>/<name>"
-        assert bool(self.module) == bool(self.patch), f"{self.id}: module and patch go together"
-        assert self.patch or self.env or self.agent_features, f"{self.id} changes nothing"
         assert self.tests, f"{self.id} names no test"
 
     @property
     def slug(self) -> str:
         return self.id.replace("/", "--").lower()
+
+    @property
+    def is_for_the_keeper(self) -> bool:
+        """Whether the keeper, which starts without site-packages, has a part in it."""
+        return self.module.startswith(("cloche_server.keeper.", "cloche_server.engines."))
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:

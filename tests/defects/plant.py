@@ -4,6 +4,10 @@
 `plant()`. So it reaches every Python process the tests start, also those that get a clean
 environment or run isolated (`python -I`), and production code knows nothing of it.
 
+The keeper starts without start-up files (`python -S`). For a defect that is its business
+the daemon is made to start a script beside the notes, which plants and then becomes the
+keeper; the keeper executes that script again when it has entered its namespace.
+
 Standard library only, like everything it imports.
 """
 
@@ -14,34 +18,86 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tests.defects.catalogue import by_id
-from tests.defects.defect import Defect
+from tests.defects.defect import Defect, replace
+
+ROOT = Path(__file__).parents[2]
+KEEPER_SCRIPT = """\
+import sys
+
+sys.path.insert(0, {root!r})
+from tests.defects.plant import plant, text_of
+
+plant({defect!r}, {notes!r})
+program = {program!r}
+exec(compile(text_of(program), program, "exec"), {{"__name__": "__main__", "__file__": program}})
+"""
+
+Act = Callable[[ModuleType], None]
 
 
 def plant(defect_id: str, notes: str) -> None:
     """Arrange for the defect's patch; `notes` is a directory for what became of it."""
     defect = by_id(defect_id)
-    if defect.patch is None:
-        return
-    if defect.module in sys.modules:
-        _apply(defect, sys.modules[defect.module], Path(notes))
-    else:
-        sys.meta_path.insert(0, _Finder(defect, Path(notes)))
+    acts: list[tuple[str, Act]] = [(defect.module, partial(_apply, defect, Path(notes)))]
+    acts.append(("cloche_server.node.launch.up", _show_to_daemon))
+    if defect.is_for_the_keeper:
+        acts.append(("cloche_server.node.launch.keepers", partial(_follow_into_keeper, defect, Path(notes))))
+    waiting: dict[str, list[Act]] = {}
+    for module, act in acts:
+        if module in sys.modules:
+            act(sys.modules[module])
+        else:
+            waiting.setdefault(module, []).append(act)
+    sys.meta_path.insert(0, _Finder(waiting))
 
 
-def _apply(defect: Defect, module: ModuleType, notes: Path) -> None:
-    assert defect.patch is not None
+def _apply(defect: Defect, notes: Path, module: ModuleType) -> None:
     try:
         defect.patch(module)
     except Exception:  # any error means the patch no longer fits: said to the runner by a note
         _note(notes / f"error-{os.getpid()}", traceback.format_exc())
     else:
         _note(notes / f"planted-{os.getpid()}", defect.module)
+
+
+def _show_to_daemon(module: ModuleType) -> None:
+    """In a closed home the daemon sees only what it needs; a planted one needs this too."""
+    more = [ROOT / "tests", *(Path(path) for path in sys.path if path.endswith("site-packages"))]
+    replace(module, "needed_paths", lambda needed: lambda images: sorted({*needed(images), *more}))
+
+
+def _follow_into_keeper(defect: Defect, notes: Path, module: ModuleType) -> None:
+    def starting_ours(make: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *arguments: Any, **more: Any) -> None:
+            make(self, *arguments, **more)
+            self._program = _keeper_script(defect, notes, self._program)
+
+        return init
+
+    replace(module.KeeperHouse, "__init__", starting_ours)
+
+
+def _keeper_script(defect: Defect, notes: Path, program: Path) -> Path:
+    script = notes / f"keeper-{zlib.crc32(str(program).encode()):x}.py"
+    if not script.exists():
+        new = script.with_suffix(f".{os.getpid()}")
+        new.write_text(
+            KEEPER_SCRIPT.format(root=str(ROOT), defect=defect.id, notes=str(notes), program=str(program))
+        )
+        new.rename(script)
+    return script
+
+
+def text_of(program: str) -> str:
+    return Path(program).read_text()
 
 
 def _note(path: Path, text: str) -> None:
@@ -51,35 +107,33 @@ def _note(path: Path, text: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the target as everybody else would, and patches it once it has run."""
+    """Finds each target as everybody else would, and acts on it once it has run."""
 
-    def __init__(self, defect: Defect, notes: Path) -> None:
-        self._defect = defect
-        self._notes = notes
-        self._searching = False
+    def __init__(self, waiting: dict[str, list[Act]]) -> None:
+        self._waiting = waiting
+        self._searching = ""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._defect.module or self._searching:
+        if fullname not in self._waiting or self._searching == fullname:
             return None
-        self._searching = True
+        self._searching = fullname
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._searching = False
+            self._searching = ""
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._defect, self._notes)
+            spec.loader = _Loader(spec.loader, self._waiting[fullname])
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    """The real loader, and the patch after it."""
+    """The real loader, and the acts after it."""
 
-    def __init__(self, inner: importlib.abc.Loader, defect: Defect, notes: Path) -> None:
+    def __init__(self, inner: importlib.abc.Loader, acts: list[Act]) -> None:
         self._inner = inner
-        self._defect = defect
-        self._notes = notes
+        self._acts = acts
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._inner.create_module(spec)
@@ -89,7 +143,8 @@ class _Loader(importlib.abc.Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._inner
         self._inner.exec_module(module)
-        _apply(self._defect, module, self._notes)
+        for act in self._acts:
+            act(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)  # `python -m` asks for the code without executing it

@@ -86,7 +86,9 @@ class Conversation:
         ]
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: self._failures or (self._heard and self._sent_bytes and self._short), what="all to be under way")
+        wait_until(
+            lambda: self._failures or (self._heard and self._sent_bytes and self._short), what="all to be under way"
+        )
 
     def _box(self, client: Node) -> Sandbox:
         return Sandbox.connect(self.box_id, node=client)
@@ -162,5 +164,7 @@ class Conversation:
 
 def difference(found: bytes, expected: bytes) -> str:
     """Where two byte strings part, for a person."""
-    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected))
+    )
     return f"{len(found)} bytes for {len(expected)}; from {at}: {found[at : at + 80]!r} for {expected[at : at + 80]!r}"

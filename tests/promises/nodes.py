@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cloche.client import Node, Sandbox, Target
@@ -69,7 +69,9 @@ class RealNode:
         """And wait until the daemon has put a successor in its place."""
         old = self.keeper_pid()
         os.kill(old, signal.SIGKILL)
-        wait_until(lambda: self.keeper_pid() != old and os.path.exists(f"/proc/{self.keeper_pid()}"), what="a successor")
+        wait_until(
+            lambda: self.keeper_pid() != old and os.path.exists(f"/proc/{self.keeper_pid()}"), what="a successor"
+        )
 
     def stop(self) -> None:
         """Every sandbox, the daemon, the keeper. Also after a test that left the daemon dead."""
@@ -148,10 +150,8 @@ def _end(pid: int) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    try:
+    with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

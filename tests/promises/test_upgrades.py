@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from cloche.client import Command, Node, Sandbox
+from cloche_server.node.launch import up as launcher
 from tests.promises.conversations import Conversation, Figures
 from tests.promises.nodes import RealNode, wait_until
 from tests.promises.plants import (
@@ -120,48 +120,42 @@ def test_a_sandbox_is_killed_even_if_the_keeper_died_just_before(planted: Plante
     wait_until(lambda: not guest_processes(planted), what="its processes to be gone")
 
 
-def second_daemon(node: RealNode, *more: str) -> subprocess.Popen[bytes]:
-    """A daemon for the same directories, not by the launcher, which would see the first one."""
-    argv = [sys.executable, "-m", "cloche_server.node.main", "--mode", node.mode, "--state-dir", str(node.paths.state)]
-    argv += ["--run-dir", str(node.paths.run), "--images-dir", str(node.paths.images), *more]
-    account = pwd.getpwnam("cloche") if node.mode == "machine" else None
-    who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
-    return subprocess.Popen(argv, stderr=subprocess.PIPE, cwd="/", start_new_session=True, **who)  # type: ignore[call-overload,no-any-return]
+def second_daemon(node: RealNode, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
+    """A daemon for the same directories, by a launcher that does not see the first one."""
+    seen = iter([False])
+    monkeypatch.setattr(launcher, "is_healthy", lambda socket: next(seen, True))
+    return launcher.up(node.paths, mode=node.mode, more=more)
 
 
 @pytest.mark.req("LIF-6")
-def test_a_second_daemon_is_refused_by_name(own_node: RealNode) -> None:
+def test_a_second_daemon_is_refused_by_name(own_node: RealNode, monkeypatch: pytest.MonkeyPatch) -> None:
     with own_node.sandbox(memory_mb=64) as box:
         keeper = own_node.keeper_pid()
-        refused = second_daemon(own_node)
-        said = refused.communicate(timeout=60)[1].decode()
-        assert refused.returncode == 125
-        last = json.loads(said.strip().splitlines()[-1])
+        second = second_daemon(own_node, monkeypatch)
+        _, status = os.waitpid(second, 0)
+        assert os.waitstatus_to_exitcode(status) == 125
+        last = json.loads(own_node.log().strip().splitlines()[-1])
         assert last["code"] == "node_busy"
-        assert str(own_node.pid) in last["message"]
+        assert f"process {own_node.pid})" in last["message"]
         assert box.run(["echo", "still"]).stdout == "still\n"
         assert own_node.keeper_pid() == keeper
 
 
 @pytest.mark.req("LIF-6")
-def test_a_replacing_daemon_waits_for_the_first_and_goes_on(own_node: RealNode) -> None:
+def test_a_replacing_daemon_waits_for_the_first_and_goes_on(
+    own_node: RealNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with own_node.sandbox(memory_mb=64) as box:
         going_on = box.commands.start("for i in $(seq 100); do echo $i; sleep 0.05; done")
-        second = second_daemon(own_node, "--replace")
-        try:
-            after_a_moment(random.Random(0), 2.0)
-            assert second.poll() is None, "it waits"
-            own_node.kill_daemon()
-            own_node.pid = second.pid
-            assert going_on.result().stdout == "".join(f"{n}\n" for n in range(1, 101))
-            with own_node.client() as client:
-                assert client.info().pid == second.pid
-                assert box.info().ended is None
-        finally:
-            if own_node.pid != second.pid:
-                second.kill()
-            assert second.stderr is not None
-            second.stderr.close()
+        second = second_daemon(own_node, monkeypatch, "--replace")
+        after_a_moment(random.Random(0), 2.0)
+        assert os.waitpid(second, os.WNOHANG) == (0, 0), "it did not wait"
+        own_node.kill_daemon()
+        own_node.pid = second
+        assert going_on.result().stdout == "".join(f"{n}\n" for n in range(1, 101))
+        with own_node.client() as client:
+            assert client.info().pid == second
+            assert box.info().ended is None
 
 
 @pytest.mark.req("LIF-6")
@@ -172,30 +166,33 @@ def test_both_killed_at_once_every_sandbox_ends_and_nothing_is_left(own_node: Re
     own_node.restart_daemon()
     before = traces(own_node)
     with own_node.client() as client:
-        boxes = [own_node.sandbox(memory_mb=64).__enter__() for _ in range(10 if long_run else 3)]
+        boxes = [Sandbox.create(node=client, memory_mb=64) for _ in range(10 if long_run else 3)]
         commands = [box.commands.start(["sh", "-c", "echo before; sleep 1000"]) for box in boxes]
         wait_until(lambda: all(command.info().output.end for command in commands), what="their output")
         keeper = client.info().keeper_pid
-    assert keeper
-    for pid in (own_node.pid, keeper):
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(own_node.pid, 0)
-    own_node.start()
-    listed = json.loads(own_node.cloche("ps", "--all", "--json").stdout)["sandboxes"]
-    ended = {entry["id"]: (entry["state"], (entry.get("ended") or {}).get("reason")) for entry in listed}
-    wait_until(lambda: not guest_processes(own_node), what="every process of a sandbox to be gone")
-    with own_node.client() as client:
-        for box, command in zip(boxes, commands, strict=True):
-            wait_until(lambda box=box: box.info().ended is not None, what="its end")  # type: ignore[misc]
-            assert box.info().ended.reason == "host_failure"  # type: ignore[union-attr]
-            assert ended[box.id] in (("ended", "host_failure"), ("ending", None)), ended
-            result = command.result()
-            assert (result.ended, result.stdout) == ("host_failure", "before\n")
-        assert client.list() == []
+        assert keeper
+        for pid in (own_node.pid, keeper):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(own_node.pid, 0)
+        own_node.start()
+        check_ended(own_node, client, boxes, commands)
     left = traces(own_node).more_than(before)
     ids = [box.id for box in boxes]
-    others = [path for path in left.pop("cgroups", []) if not any(one in path for one in ids)]  # type: ignore[attr-defined]
-    assert left == {}, f"{left} (other nodes' cgroups: {len(others)})"
+    cgroups: Any = left.pop("cgroups", [])  # other nodes of this machine have theirs in the same place
+    assert [path for path in cgroups if any(one in path for one in ids)] == []
+    assert left == {}
     with own_node.sandbox(memory_mb=64) as box:
         assert box.run(["echo", "new"]).stdout == "new\n"
     print(f"\nboth killed: {len(boxes)} sandboxes ended as host_failure, nothing left")
+
+
+def check_ended(node: RealNode, client: Node, boxes: list[Sandbox], commands: list[Command]) -> None:
+    wait_until(lambda: not guest_processes(node), what="every process of a sandbox to be gone")
+    wait_until(lambda: client.list() == [], what="every end")
+    listed = json.loads(node.cloche("ps", "--all", "--json").stdout)["sandboxes"]
+    shown = {entry["id"]: (entry["state"], entry["ended"]["reason"]) for entry in listed}
+    for box, command in zip(boxes, commands, strict=True):
+        assert shown[box.id] == ("ended", "host_failure")
+        ended, result = box.info().ended, command.result()
+        assert ended is not None
+        assert (ended.reason, result.ended, result.stdout) == ("host_failure", "host_failure", "before\n")

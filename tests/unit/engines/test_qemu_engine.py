@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from cloche_server.engines.contract import EngineError
+from cloche_server.engines import process
+from cloche_server.engines.contract import EngineError, ProcessEnd
+from cloche_server.engines.process import host_uid
 from cloche_server.engines.qemu import command
 from cloche_server.engines.qemu import engine as engine_module
 from cloche_server.engines.qemu.engine import QemuEngine, digest_of, kernel_release, version_of
-from cloche_server.engines.qemu.process import host_uid
 from cloche_server.engines.spec import MIB, SandboxSpec
 from cloche_server.keeper.client import Ended, KeeperClient, KeeperGone, KeeperRefused
 
@@ -57,7 +58,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(command, "BINARY", str(tmp_path / "vmlinux"))
     monkeypatch.setattr(engine_module, "read_version", lambda _binary: "7.2.22")
-    monkeypatch.setattr(engine_module, "ATTACH_AGAIN_S", 0.0)
+    monkeypatch.setattr(process, "ATTACH_AGAIN_S", 0.0)
 
     def make(error: Exception) -> tuple[QemuEngine, RefusingKeeper]:
         keeper = RefusingKeeper(error)
@@ -104,10 +105,10 @@ async def test_what_is_not_alive_is_not_adopted_and_its_rest_is_removed(
     made: Callable[[Exception], tuple[QemuEngine, RefusingKeeper]], code: str
 ) -> None:
     engine, keeper = made(KeeperRefused(code, "x"))
-    assert await engine.adopt(SPEC) is None
+    assert isinstance(await engine.adopt(SPEC), ProcessEnd)
     assert keeper.killed == [SPEC.id]
     # A monitor that still has its last client is given time.
-    assert keeper.asked == (engine_module.ATTACH_TRIES if code == "no_control" else 1)
+    assert keeper.asked == (process.ATTACH_TRIES if code == "no_control" else 1)
 
 
 async def test_a_keeper_in_trouble_is_no_death_of_the_sandbox(

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import cloche_engine
 from cloche.wire.errors import ClocheError
-from cloche_server.engines.contract import EngineError, Instance
+from cloche_server.engines.contract import EngineError, Instance, ProcessEnd
 from cloche_server.engines.gvisor.engine import GVisorEngine
 from cloche_server.engines.spec import SandboxSpec
 from cloche_server.keeper.client import KeeperGone, KeeperRefused
@@ -52,7 +52,7 @@ class Probe:
 
     async def adopt(self, spec: dict[str, Any]) -> Any:
         instance = await self.engine(spec["engine"]).adopt(SandboxSpec.from_object(spec))
-        if instance is None:
+        if isinstance(instance, ProcessEnd):
             return None
         self.instances[spec["id"]] = instance
         return {"pid": instance.pid}

@@ -132,16 +132,16 @@ class NativeEngine:
             ask_holder(self._holder, ours.fileno(), verb="put", id=spec.id, pid=process.pid)
         return self._instance(spec.id, process.pid, ours)
 
-    async def adopt(self, spec: SandboxSpec) -> NativeInstance | None:
+    async def adopt(self, spec: SandboxSpec) -> NativeInstance | ProcessEnd:
         assert self._holder is not None
         said, fds = ask_holder(self._holder, verb="get", id=spec.id)
         if not fds:
-            return None
+            return ProcessEnd(0, None)
         channel = socket.socket(fileno=fds[0])
         if not _is_alive(said["pid"]):
             channel.close()
             ask_holder(self._holder, verb="drop", id=spec.id)
-            return None
+            return ProcessEnd(0, None)
         return self._instance(spec.id, said["pid"], channel)
 
     def _instance(self, sandbox: str, pid: int, channel: socket.socket) -> NativeInstance:

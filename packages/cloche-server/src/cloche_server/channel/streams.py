@@ -168,7 +168,11 @@ class Mux:
         fields = decode_json(payload)
         op = check_text(fields, "op")
         self.highest_guest = stream
-        if self._guest_open is None or self._opened_by(1) >= STREAMS_PER_OPENER_MAX or not self.budget.take(WINDOW_BYTES_START):
+        if (
+            self._guest_open is None
+            or self._opened_by(1) >= STREAMS_PER_OPENER_MAX
+            or not self.budget.take(WINDOW_BYTES_START)
+        ):
             self.outbox.put(Kind.END, stream, encode_json(refusal()))
             return
         waiting = Waiting()

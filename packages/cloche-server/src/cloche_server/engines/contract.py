@@ -127,8 +127,8 @@ class Engine(Protocol):
         """Everything up to a started-but-stopped guest. On any failure nothing is left behind."""
         ...
 
-    async def adopt(self, spec: SandboxSpec) -> Instance | None:
-        """A sandbox that an earlier daemon booted; None when it is not alive (what is left of it is removed)."""
+    async def adopt(self, spec: SandboxSpec) -> Instance | ProcessEnd:
+        """A sandbox that an earlier daemon booted; when it is dead, how it died (what is left of it is removed)."""
         ...
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cloche_server import points
 from cloche_server.channel import Channel, ChannelError, ProtocolError, StreamState
-from cloche_server.engines.contract import Engine, EngineError, Instance
+from cloche_server.engines.contract import Engine, EngineError, Instance, ProcessEnd
 from cloche_server.node.command import RunningCommand
 from cloche_server.node.command_log import CommandLog, LogBroken
 from cloche_server.node.context import Context
@@ -144,7 +144,8 @@ async def adopt(
         instance = await engine.adopt(sandbox.record.spec())
     except (EngineError, OSError) as bad:
         return _end(sandbox, past, Cause(Why.HOST, detail=escaped(f"it could not be adopted: {bad}")))
-    if instance is None:
+    if isinstance(instance, ProcessEnd):
+        sandbox.oom_kills = instance.oom_kills
         return _end(sandbox, past, Cause(Why.DIED, detail="it died while no daemon was there"))
     sandbox.instance = instance
     if past.cause is not None or not past.running:

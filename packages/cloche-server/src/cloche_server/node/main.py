@@ -105,6 +105,7 @@ async def run(paths: NodePaths, asked: argparse.Namespace) -> None:
             socket_mode=SOCKET_MODE[asked.mode],
             tcp=tcp_of(asked.listen),
             on_ready=lambda: notify_ready(node),
+            admin_uids=frozenset({0} if asked.mode == "machine" else {0, os.geteuid()}),
         ),
         name="api",
     )

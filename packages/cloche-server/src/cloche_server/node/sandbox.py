@@ -65,7 +65,7 @@ class Sandbox:
         self._liveness: Entry | None = None
         self._bytes_seen = -1
         self._watch: asyncio.Task[Any] | None = None
-        self._oom_kills = 0
+        self.oom_kills = 0
         self._end_when_ready = False
 
     @property
@@ -312,7 +312,7 @@ class Sandbox:
         if self.channel is not None:
             self.channel.close("ended")
         if self.instance is not None:
-            self._oom_kills += await self._kill(self.instance)
+            self.oom_kills += await self._kill(self.instance)
         if self._watch is not None:
             self._watch.cancel()
         self._settle()
@@ -329,13 +329,13 @@ class Sandbox:
     def _settle(self) -> None:
         assert self.cause is not None
         clock, record = self._context.clock, self.record
-        end = lifecycle.sandbox_end(Facts(self.cause, self._oom_kills, self._first_end()), clock.wall_s())
+        end = lifecycle.sandbox_end(Facts(self.cause, self.oom_kills, self._first_end()), clock.wall_s())
         for command in list(self.running.values()):
             command.end_with_sandbox(end)
         record.end = end.model_dump(mode="json", exclude_none=True)
         record.ended_at = clock.wall_s()
         record.lived_s = max(0.0, (clock.boot_ns() - record.created_ns) / 1e9)
-        self.journal("sandbox.ended", {**record.end, "oom_kills": self._oom_kills})
+        self.journal("sandbox.ended", {**record.end, "oom_kills": self.oom_kills})
         self._context.store.save_sandbox(record)
         self.state = lifecycle.step(self.state, SandboxState.ENDED)
         self.instance, self.channel = None, None

@@ -8,11 +8,11 @@ import json
 import re
 import socket
 import subprocess
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from cloche_server.engines import process
 from cloche_server.engines.contract import (
     Capabilities,
     EngineError,
@@ -22,27 +22,14 @@ from cloche_server.engines.contract import (
 )
 from cloche_server.engines.qemu import command
 from cloche_server.engines.qemu.monitor import Monitor
-from cloche_server.engines.qemu.process import Process, host_uid
 from cloche_server.engines.spec import SandboxSpec
-from cloche_server.keeper.client import Attached, KeeperClient, KeeperGone, KeeperRefused
+from cloche_server.keeper.client import Attached
 
 NAME: Final = "qemu"
 ISOLATION_CLASS: Final = "microvm"
 FLOOR: Final = (7, 2)
 """Debian 12's: the oldest with which the command line was tried."""
 _VERSION: Final = re.compile(r"QEMU emulator version (\d+)\.(\d+)[^\s,]*")
-_REFUSALS: Final = {
-    "bad_spec": "invalid_request",
-    "image_not_found": "image_not_found",
-    "image_unreadable": "image_not_found",
-    "engine_missing": "engine_missing",
-    "overloaded": "overloaded",
-    "no_slot": "overloaded",
-    "busy": "node_busy",
-}
-_NOT_ALIVE: Final = ("not_found", "not_live", "dead", "no_channel", "no_control")
-ATTACH_TRIES: Final = 20
-ATTACH_AGAIN_S: Final = 0.1
 WEAKER: Final = (
     "emulated: the VMM's emulator is part of the wall, and no hardware stands behind it",
     "the writable layer is in the guest's memory: the disk limit is at most half of that",
@@ -94,7 +81,7 @@ def digest_of(*files: Path) -> str:
 class QemuEngine:
     """Made once a daemon. `directory` holds what `tools/build_microvm.sh` made."""
 
-    def __init__(self, directory: Path, keeper: Callable[[], KeeperClient], weaker: tuple[str, ...] = ()) -> None:
+    def __init__(self, directory: Path, keeper: process.Keeper, weaker: tuple[str, ...] = ()) -> None:
         self._directory = directory
         self._version = f"{read_version(Path(command.BINARY))} linux-{kernel_release(directory)}"
         self._keeper = keeper
@@ -119,51 +106,16 @@ class QemuEngine:
 
     async def boot(self, spec: SandboxSpec) -> QemuInstance:
         await asyncio.to_thread(lambda: self.digest)
-        try:
-            attached = await self._keeper().boot(spec)
-        except KeeperRefused as error:
-            raise EngineError(_REFUSALS.get(error.code, "create_failed"), error.message) from None
-        except KeeperGone as error:
-            raise EngineError("keeper_failed", str(error)) from None
-        except asyncio.CancelledError:
-            # The keeper finishes the boot for nobody: end it when that is possible again.
-            await asyncio.shield(self._forget(spec.id))
-            raise
-        return self._instance(attached)
+        return self._instance(await process.boot(self._keeper, spec))
 
-    async def adopt(self, spec: SandboxSpec) -> QemuInstance | None:
+    async def adopt(self, spec: SandboxSpec) -> QemuInstance | ProcessEnd:
         await asyncio.to_thread(lambda: self.digest)
-        try:
-            attached = await self._attach(spec.id)
-        except KeeperRefused as error:
-            if error.code not in _NOT_ALIVE:
-                raise EngineError("keeper_failed", error.message) from None
-            await self._forget(spec.id)
-            return None
-        except KeeperGone as error:
-            raise EngineError("keeper_failed", str(error)) from None
-        return self._instance(attached)
-
-    async def _attach(self, sandbox: str) -> Attached:
-        """The monitor has one client at a time: it may not have seen yet that the last one died."""
-        for _ in range(ATTACH_TRIES - 1):
-            try:
-                return await self._keeper().attach(sandbox)
-            except KeeperRefused as error:
-                if error.code != "no_control":
-                    raise
-            await asyncio.sleep(ATTACH_AGAIN_S)
-        return await self._keeper().attach(sandbox)
-
-    async def _forget(self, sandbox: str) -> None:
-        try:
-            await self._keeper().kill(sandbox)
-        except (KeeperGone, KeeperRefused):
-            return  # a successor keeper undoes boots that nobody finished; the daemon's adoption finds the rest
+        found = await process.adopt(self._keeper, spec.id)
+        return found if isinstance(found, ProcessEnd) else self._instance(found)
 
     def _instance(self, attached: Attached) -> QemuInstance:
         held = attached.held
-        found_uid = host_uid(held.pid)
+        found_uid = process.host_uid(held.pid)
         report = IsolationReport(
             isolation_class=ISOLATION_CLASS,
             engine=NAME,
@@ -174,18 +126,18 @@ class QemuEngine:
             weaker=self._weaker,
             experimental=True,
         )
-        return QemuInstance(attached, report, Process(attached, self._keeper))
+        return QemuInstance(attached, report, process.Process(attached, self._keeper))
 
 
 class QemuInstance:
     """One live microVM."""
 
-    def __init__(self, attached: Attached, report: IsolationReport, process: Process) -> None:
+    def __init__(self, attached: Attached, report: IsolationReport, vmm: process.Process) -> None:
         self._id = attached.held.id
         self._channel = attached.channel
         self._monitor = Monitor(attached.control)
         self._report = report
-        self._process = process
+        self._process = vmm
 
     @property
     def id(self) -> str:

@@ -1,4 +1,7 @@
-"""The VMM's process as the daemon holds it: the keeper ends it, its cgroup measures it, its pidfd says when it died."""
+"""An engine's process as the daemon holds it: the keeper starts and ends it, its cgroup measures it, its pidfd says when it died.
+
+What every engine shares because the keeper is the same for all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,80 @@ from collections.abc import Callable
 from typing import Final
 
 from cloche_server.engines.contract import EngineError, InstanceStats, ProcessEnd
+from cloche_server.engines.spec import SandboxSpec
 from cloche_server.keeper.client import Attached, Ended, KeeperClient, KeeperGone, KeeperRefused
 
 KILL_TRIES: Final = 3
 KILL_AGAIN_S: Final = 1.0
 STATUS_BYTES_MAX: Final = 16 * 1024
+ATTACH_TRIES: Final = 20
+ATTACH_AGAIN_S: Final = 0.1
+REFUSALS: Final = {
+    "bad_spec": "invalid_request",
+    "image_not_found": "image_not_found",
+    "image_unreadable": "image_not_found",
+    "engine_missing": "engine_missing",
+    "overloaded": "overloaded",
+    "no_slot": "overloaded",
+    "busy": "node_busy",
+}
+"""The keeper's words for a boot that it refuses → the public table's."""
+NOT_ALIVE: Final = ("not_found", "not_live", "dead", "no_channel", "no_control")
+
+Keeper = Callable[[], KeeperClient]
+"""A function, because a keeper can be replaced while the daemon runs."""
+
+
+async def boot(keeper: Keeper, spec: SandboxSpec) -> Attached:
+    try:
+        return await keeper().boot(spec)
+    except KeeperRefused as error:
+        raise EngineError(REFUSALS.get(error.code, "create_failed"), error.message) from None
+    except KeeperGone as error:
+        raise EngineError("keeper_failed", str(error)) from None
+    except asyncio.CancelledError:
+        # The keeper finishes the boot for nobody: end it when that is possible again.
+        await asyncio.shield(forget(keeper, spec.id))
+        raise
+
+
+async def adopt(keeper: Keeper, sandbox: str) -> Attached | ProcessEnd:
+    """What an earlier daemon booted; when it is dead, how it died, and nothing of it is left."""
+    try:
+        return await _attach(keeper, sandbox)
+    except KeeperRefused as error:
+        if error.code not in NOT_ALIVE:
+            raise EngineError("keeper_failed", error.message) from None
+        return await forget(keeper, sandbox)
+    except KeeperGone as error:
+        raise EngineError("keeper_failed", str(error)) from None
+
+
+async def _attach(keeper: Keeper, sandbox: str) -> Attached:
+    """A control socket may have one client at a time: it may not have seen yet that the last one died."""
+    for _ in range(ATTACH_TRIES - 1):
+        try:
+            return await keeper().attach(sandbox)
+        except KeeperRefused as error:
+            if error.code != "no_control":
+                raise
+        await asyncio.sleep(ATTACH_AGAIN_S)
+    return await keeper().attach(sandbox)
+
+
+async def forget(keeper: Keeper, sandbox: str) -> ProcessEnd:
+    try:
+        ended = await keeper().kill(sandbox)
+    except (KeeperGone, KeeperRefused):
+        # A successor keeper undoes boots that nobody finished; the daemon's adoption finds the rest.
+        return ProcessEnd(0, None)
+    return ProcessEnd(ended.oom_kills, ended.status)
 
 
 class Process:
-    """One VMM. `keeper` is a function, because a keeper can be replaced while the daemon runs."""
+    """One sentry or VMM."""
 
-    def __init__(self, attached: Attached, keeper: Callable[[], KeeperClient]) -> None:
+    def __init__(self, attached: Attached, keeper: Keeper) -> None:
         self._held = attached.held
         self._pidfd = attached.pidfd
         self._keeper = keeper

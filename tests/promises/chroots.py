@@ -1,0 +1,282 @@
+"""A clean Debian for one test, in namespaces of its own: mounts, processes, cgroups and (no) network. Needs root.
+
+It is a `pivot_root`, not a `chroot`: the kernel makes no user namespace for whoever is in a chroot. Its first process holds
+everything; when that ends, every process and mount of it is gone, and `close` looks that nothing stayed.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.promises.nodes import ROOT, wait_until
+
+HOST_CGROUPS = Path("/sys/fs/cgroup")
+IS_CGROUP_V2 = (HOST_CGROUPS / "cgroup.controllers").exists()
+V1_NAMES = ("memory", "pids", "cpu", "cpuacct")
+NAMESPACES = ("--mount", "--pid", "--cgroup", "--net", "--ipc", "--uts")
+FIRST_SUBID, SUBIDS = 300_000, 65_536
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
+
+SET_UP = r"""
+set -eu
+tree=$1; shift
+mount --bind "$tree" "$tree"
+cd "$tree"
+mount -t proc -o nosuid,nodev,noexec proc proc
+mount -t sysfs -o nosuid,nodev,noexec sysfs sys
+if [ "$1" = v2 ]; then
+    mount -t cgroup2 cgroup2 sys/fs/cgroup
+else
+    mount -t tmpfs -o mode=0755 tmpfs sys/fs/cgroup
+    for name; do mkdir "sys/fs/cgroup/$name"; mount -t cgroup -o "$name" cgroup "sys/fs/cgroup/$name"; done
+fi
+mount -t tmpfs -o mode=0755,nosuid tmpfs dev
+for node in 'null 1 3' 'zero 1 5' 'full 1 7' 'random 1 8' 'urandom 1 9' 'tty 5 0'; do
+    set -- $node
+    mknod -m 0666 "dev/$1" c "$2" "$3"
+done
+mkdir dev/pts dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666,mode=0620,gid=5 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+ln -s /proc/self/fd dev/fd
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t tmpfs -o mode=0755,nosuid tmpfs run
+pivot_root . mnt
+umount -l /mnt
+hostname clean-debian
+trap '' CHLD
+echo ready
+exec sleep infinity
+"""
+"""`trap '' CHLD` reaps: what the first process ignores, the kernel buries at once."""
+
+ENTER = r"""
+for file in $1; do echo $$ >"$file" || exit 97; done
+shift
+exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one typed line gave."""
+
+    code: int
+    text: str
+
+
+class Chroot:
+    """The clean machine. `types` is a person at a terminal; `does` is the test's own hand, as root."""
+
+    def __init__(self, base: Path, tar: Path) -> None:
+        self.tree = base / "tree"
+        self.transcript: list[str] = []
+        self._cgroups = _make_cgroups(base.name)
+        self.tree.mkdir(mode=0o755)
+        subprocess.run(["tar", "-xpf", str(tar), "--numeric-owner", "-C", str(self.tree)], check=True)
+        controllers = ["v2"] if IS_CGROUP_V2 else [path.parent.name for path in self._cgroups]
+        self._unshare = subprocess.Popen(
+            [*self._in_cgroups(), "unshare", *NAMESPACES, "--fork", "--kill-child"]
+            + ["sh", "-c", SET_UP, "sh", str(self.tree), *controllers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._unshare.stdout is not None
+        assert self._unshare.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children").read_text().split()
+        self.first_pid = int(children[0])
+
+    def _in_cgroups(self) -> list[str]:
+        files = " ".join(str(path / "cgroup.procs") for path in self._cgroups)
+        return ["sh", "-c", ENTER, "sh", files]
+
+    def _argv(self, user: str, line: str) -> list[str]:
+        enter = ["nsenter", "--target", str(self.first_pid), *NAMESPACES, "--"]
+        return [*self._in_cgroups(), *enter, "su", "-", user, "-c", line]
+
+    def does(self, line: str, *, user: str = "root", timeout_s: float = 60) -> str:
+        """Prepares or looks; it has to work. Answers stdout."""
+        done = subprocess.run(
+            self._argv(user, line), capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == 0, f"{user}: {line}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def piped(self, user: str, line: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """A script of this user: no terminal anywhere."""
+        done = subprocess.run(
+            self._argv(user, line), capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
+        self._note(user, line, done.stdout + done.stderr)
+        return done
+
+    def types(self, user: str, line: str, *, timeout_s: float = 60) -> Seen:
+        """One line at a terminal of 100 columns; what then stands there, without colours."""
+        ours, theirs = pty.openpty()
+        subprocess.run(["stty", "cols", "100", "rows", "40"], stdin=theirs, check=True)
+        process = subprocess.Popen(
+            self._argv(user, f"export TERM=xterm-256color LANG=C.UTF-8; {line}"),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        text = _ESCAPE.sub("", _read_all(ours, process, timeout_s).decode(errors="replace"))
+        self._note(user, line, text)
+        return Seen(process.returncode, text)
+
+    def _note(self, user: str, line: str, text: str) -> None:
+        sign = "#" if user == "root" else "$"
+        self.transcript.append(f"{user}@clean-debian{sign} {line}\n{text}")
+
+    def add_user(self, name: str, *, subids: int | None = None) -> None:
+        """An ordinary person with an empty, closed home; `subids` is where his range begins."""
+        self.does(f"useradd --create-home --skel /nonexistent --shell /bin/bash -K SUB_UID_COUNT=0 -K SUB_GID_COUNT=0 {name}")
+        self.does(f"chmod 0700 /home/{name} && sed -i /^{name}:/d /etc/subuid /etc/subgid")
+        if subids is not None:
+            self.does(f"usermod --add-subuids {subids}-{subids + SUBIDS - 1} --add-subgids {subids}-{subids + SUBIDS - 1} {name}")
+
+    def give(self, source: Path, target: str) -> None:
+        """A file or directory of the host, copied into it."""
+        place = self.tree / target.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, place)
+        else:
+            shutil.copyfile(source, place)
+            place.chmod(0o644)
+
+    def processes(self) -> list[str]:
+        """Command lines of all that runs in it, but for its first process and this question."""
+        lines = self.does("ps -eo pid=,ppid=,args=", timeout_s=10) if (self.tree / "usr/bin/ps").exists() else self._from_proc()
+        return [line for line in lines.splitlines() if line.strip()]
+
+    def _from_proc(self) -> str:
+        namespace = os.readlink(f"/proc/{self.first_pid}/ns/pid")
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != self.first_pid:
+                try:
+                    if os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                        found.append(Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                except OSError:
+                    continue
+        return "\n".join(found)
+
+    def cgroups(self) -> list[str]:
+        """Directories below this machine's own cgroups."""
+        return sorted(
+            str(found.relative_to(root))
+            for root in self._cgroups
+            for found in root.rglob("*")
+            if found.is_dir()
+        )
+
+    def files(self, *below: str) -> set[str]:
+        """Every path there, as seen from inside."""
+        found: set[str] = set()
+        for top in below:
+            for directory, names, files in os.walk(self.tree / top.lstrip("/")):
+                found.update("/" + os.path.relpath(os.path.join(directory, name), self.tree) for name in names + files)
+        return found
+
+    def close(self) -> None:
+        """Everything of it ends; what cannot be removed then was leaked, and that is an error."""
+        if self._unshare.poll() is None:
+            os.kill(self.first_pid, signal.SIGKILL)
+        self._unshare.wait(10)
+        if self._unshare.stdout is not None:
+            self._unshare.stdout.close()
+        for root in self._cgroups:
+            for path in sorted((found for found in root.rglob("*") if found.is_dir()), reverse=True):
+                _remove_cgroup(path)
+            _remove_cgroup(root)
+
+
+def _remove_cgroup(path: Path) -> None:
+    def removed() -> bool:
+        try:
+            path.rmdir()
+        except OSError:
+            return False
+        return True
+
+    wait_until(removed, seconds=10, what=f"{path} is still in use")
+
+
+def _make_cgroups(name: str) -> list[Path]:
+    parents = [HOST_CGROUPS] if IS_CGROUP_V2 else [HOST_CGROUPS / one for one in V1_NAMES if (HOST_CGROUPS / one).is_dir()]
+    made: list[Path] = []
+    for parent in {path.stat().st_ino: path for path in parents}.values():
+        (parent / name).mkdir()
+        made.append(parent / name)
+    return made
+
+
+def _read_all(fd: int, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    import select
+
+    data, deadline = b"", time.monotonic() + timeout_s
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(f"not within {timeout_s} s; it printed:\n{data.decode(errors='replace')}")
+        if select.select([fd], [], [], min(left, 0.2))[0]:
+            try:
+                piece = os.read(fd, 65536)
+            except OSError:  # the last writer closed the terminal
+                piece = b""
+            if not piece:
+                break
+            data += piece
+        elif process.poll() is not None:
+            break
+    process.wait(10)
+    os.close(fd)
+    return data
+
+
+def prerequisites() -> tuple[Path, Path]:
+    """(the chroot's tar, the directory of third-party wheels): cached, made by the first who asks."""
+    done = subprocess.run([str(ROOT / "tools" / "build_chroot.sh")], stdout=subprocess.PIPE, text=True, check=True)
+    chroot, wheelhouse = done.stdout.split()
+    return Path(chroot), Path(wheelhouse)
+
+
+def build_wheels(target: Path, wheelhouse: Path) -> None:
+    """The directory that a release is: ours, built from this checkout, and what they depend on."""
+    environment = {**os.environ, "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}", "VIRTUAL_ENV": f"{ROOT}/.venv"}
+    subprocess.run([str(ROOT / "tools" / "wheels.sh"), str(target)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    for wheel in wheelhouse.iterdir():
+        shutil.copyfile(wheel, target / wheel.name)
+
+
+@contextmanager
+def chroot(tar: Path) -> Iterator[Chroot]:
+    base = Path(tempfile.mkdtemp(prefix="cloche-chroot-"))
+    base.chmod(0o755)
+    made = Chroot(base, tar)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(base)
+
+
+def quoted(*words: str) -> str:
+    return shlex.join(words)

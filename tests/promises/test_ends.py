@@ -1,0 +1,316 @@
+"""Every end, seen three ways: the SDK's result, the command line's exit code, the API's JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloche.client import Command, Sandbox
+from cloche.wire.ends import End
+from tests.promises.evil_image import make_images
+from tests.promises.nodes import CLI, RealNode, wait_until
+from tests.promises.plants import PlantedNode, guest_processes, planted_node, sentry_pid
+from tests.promises.raw_api import ask
+
+HURRY = {"cloche_server.node.sandbox:SILENCE_S": 0.5, "cloche_server.node.sandbox:PONG_S": 2.5}
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedNode]:
+    """With an image whose agent is evil, and a daemon that soon asks a silent guest whether it lives."""
+    images = tmp_path_factory.mktemp("images")
+    for path in (images, *images.parents[:2]):
+        path.chmod(0o755)
+    with planted_node(images=make_images(images), constants=HURRY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def box(node: PlantedNode) -> Iterator[Sandbox]:
+    with node.sandbox() as made:
+        yield made
+
+
+def shown(end: End | dict[str, Any] | None) -> dict[str, Any]:
+    """An end without its time and its words, which are for people."""
+    assert end is not None
+    plain = end if isinstance(end, dict) else end.model_dump(mode="json")
+    return {name: value for name, value in plain.items() if value is not None and name not in ("at", "detail")}
+
+
+def owner() -> str:
+    return f"uid:{os.getuid()}"
+
+
+# --------------------------------------------------------------------------------------- a command's
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command, how it must end, and the exit code of `cloche exec`."""
+
+    name: str
+    argv: list[str]
+    end: dict[str, Any]
+    code: int
+    fields: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+COMMAND_ENDS = [
+    Row("exited", ["sh", "-c", "exit 3"], {"reason": "exited", "exit_code": 3}, 3),
+    Row("succeeded", ["true"], {"reason": "exited", "exit_code": 0}, 0),
+    Row("segfault", ["sh", "-c", "kill -SEGV $$"], {"reason": "signalled", "signal": 11}, 139),
+    Row("signal-9", ["sh", "-c", "kill -KILL $$"], {"reason": "signalled", "signal": 9}, 137),
+    Row(
+        "time-out",
+        ["sh", "-c", "trap '' TERM INT; sleep 100"],
+        {"reason": "timed_out", "signal": 9, "by": "timeout"},
+        124,
+        {"timeout_s": 1.0},
+        ("--timeout", "1s"),
+    ),
+    Row(
+        "output-limit",
+        ["head", "-c", str(65 * MIB), "/dev/zero"],
+        {"reason": "output_limit", "signal": 9},
+        153,
+        {"output_bytes_max": MIB},
+    ),
+    Row("no-program", ["/no/such"], {"reason": "not_started", "error_code": "command_not_found"}, 127),
+    Row("no-program-in-path", ["no-such"], {"reason": "not_started", "error_code": "command_not_found"}, 127),
+    Row("not-executable", ["/etc/passwd"], {"reason": "not_started", "error_code": "not_executable"}, 126),
+    Row(
+        "no-user",
+        ["true"],
+        {"reason": "not_started", "error_code": "no_such_user"},
+        126,
+        {"user": "ghost"},
+        ("--user", "ghost"),
+    ),
+]
+
+
+@pytest.mark.req("EXE-5")
+@pytest.mark.parametrize("row", COMMAND_ENDS, ids=lambda row: row.name)
+def test_a_commands_end_is_the_same_three_ways(node: PlantedNode, box: Sandbox, row: Row) -> None:
+    command = box.commands.start(row.argv, **row.fields)
+    result = command.result()
+    assert shown(result.end) == row.end
+    assert (str(result.ended), result.ok) == (row.end["reason"], row.end.get("exit_code") == 0)
+    status, said = ask(node, "GET", f"/v1/sandboxes/{box.id}/commands/{command.id}")
+    assert (status, said["state"], shown(said["ended"])) == (200, "ended", row.end)
+    done = node.cloche("exec", *row.flags, box.id, "--", *row.argv)
+    assert done.returncode == row.code, done.stderr[-300:]
+    if row.end["reason"] not in ("exited", "signalled"):
+        assert (row.end.get("error_code") or row.end["reason"]).encode() in done.stderr
+    assert box.info().ended is None, "the sandbox must live on"
+
+
+@pytest.mark.req("EXE-5")
+def test_a_killed_command_says_by_whom(node: PlantedNode, box: Sandbox) -> None:
+    with cloche(node, "exec", box.id, "--", "sleep", "1000") as typed:
+        mine = box.commands.start(["sleep", "1000"])
+        wait_until(lambda: len(running(box)) == 2, what="both to run")
+        for command in running(box):
+            command.kill()
+        end = {"reason": "killed", "signal": 9, "by": owner()}
+        assert shown(mine.result().end) == end
+        assert shown(ask(node, "GET", f"/v1/commands/{mine.id}")[1]["ended"]) == end
+        assert typed.wait(30) == 137
+    assert box.info().ended is None
+
+
+def running(box: Sandbox) -> list[Command]:
+    return [command for command in box.commands.list() if command.view.state == "running"]
+
+
+def cloche(node: RealNode, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [str(CLI), *words],
+        env=node.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+# -------------------------------------------------------------------------------------- a sandbox's
+
+EAT = "x = []\nwhile True: x.append(b'x' * 1048576)"
+Act = Callable[[PlantedNode, str], None]
+
+
+def nothing(node: PlantedNode, sandbox: str) -> None:
+    """The end comes by itself."""
+
+
+def kill_sandbox(node: PlantedNode, sandbox: str) -> None:
+    with node.client() as client:
+        Sandbox.connect(sandbox, node=client).kill()
+
+
+def kill_sentry(node: PlantedNode, sandbox: str) -> None:
+    os.kill(sentry_pid(node, sandbox), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class SandboxRow:
+    """A sandbox with a command in it, what is done to it, and how both must end."""
+
+    name: str
+    end: dict[str, Any]
+    code: int
+    argv: tuple[str, ...] = ("sleep", "1000")
+    act: Act = nothing
+    command_end: dict[str, Any] | None = None
+    """None: as the sandbox's."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    image: str = "python"
+
+
+def evil(word: str, reason: str) -> SandboxRow:
+    return SandboxRow(f"{reason}-{word}", {"reason": reason}, 125, argv=(word,), image="evil")
+
+
+SANDBOX_ENDS = [
+    SandboxRow("ttl", {"reason": "timed_out", "by": "ttl"}, 124, fields={"ttl_s": 2.0}, flags=("--ttl", "2s")),
+    SandboxRow(
+        "killed",
+        {"reason": "killed", "by": owner()},
+        137,
+        act=kill_sandbox,
+        command_end={"reason": "killed", "by": "sandbox"},
+    ),
+    SandboxRow(
+        "out-of-memory",
+        {"reason": "out_of_memory"},
+        137,
+        argv=("python3", "-c", EAT),
+        fields={"memory_mb": 96},
+        flags=("--memory", "96m"),
+    ),
+    SandboxRow("sentry-killed", {"reason": "host_failure"}, 125, act=kill_sentry),
+    evil("leave", "host_failure"),
+    evil("hang_up", "host_failure"),
+    evil("freeze", "unresponsive"),
+    evil("bad_crc", "protocol_error"),
+    evil("bad_kind", "protocol_error"),
+    evil("bad_json", "protocol_error"),
+    evil("too_much", "protocol_error"),
+]
+
+
+@pytest.mark.req("EXE-5")
+@pytest.mark.parametrize("row", SANDBOX_ENDS, ids=lambda row: row.name)
+def test_a_sandboxs_end_is_the_same_three_ways(node: PlantedNode, row: SandboxRow) -> None:
+    name = f"typed-{row.name.replace('_', '-')}"
+    with (
+        node.client() as client,
+        cloche(node, "run", "--name", name, *row.flags, row.image, "--", *row.argv) as typed,
+        Sandbox.create(row.image, node=client, **row.fields) as box,
+    ):
+        command = box.commands.start(list(row.argv))
+        wait_until(lambda: typed.poll() is not None or name in [each.view.name for each in client.list()], what=name)
+        for each in [each for each in client.list() if each.id == box.id or each.view.name == name]:
+            row.act(node, each.id)
+        assert shown(box.wait(60).ended) == row.end
+        ended = row.end if row.command_end is None else row.command_end
+        assert shown(command.result().end) == ended
+        assert shown(ask(node, "GET", f"/v1/sandboxes/{box.id}")[1]["ended"]) == row.end
+        assert shown(ask(node, "GET", f"/v1/sandboxes/{box.id}/commands/{command.id}")[1]["ended"]) == ended
+        assert ask(node, "POST", f"/v1/sandboxes/{box.id}/commands", body={"argv": ["true"]})[0] == 410
+        assert typed.wait(60) == row.code
+        assert typed.stderr is not None
+        said = typed.stderr.read().decode()
+        assert row.end["reason"] in said
+        assert "\x1b" not in said
+        listed = json.loads(node.cloche("ps", "--all", "--json").stdout)["sandboxes"]
+        assert shown(next(entry for entry in listed if entry["id"] == box.id)["ended"]) == row.end
+
+
+@pytest.mark.req("EXE-5")
+def test_an_idle_sandbox_times_out(node: PlantedNode) -> None:
+    with node.sandbox(idle_timeout_s=1.5) as box:
+        assert box.run(["sleep", "2"]).ok, "a running command is not idleness"
+        end = {"reason": "timed_out", "by": "idle"}
+        assert shown(box.wait(20).ended) == end
+        assert shown(ask(node, "GET", f"/v1/sandboxes/{box.id}")[1]["ended"]) == end
+        done = node.cloche("exec", box.id, "--", "true")
+        assert (done.returncode, b"sandbox_ended" in done.stderr) == (125, True)
+
+
+@pytest.mark.req("EXE-5")
+@pytest.mark.req("LIF-6")
+@pytest.mark.parametrize(
+    ("argv", "reason"), [(["sleep", "1000"], "host_failure"), (["python3", "-c", EAT], "out_of_memory")]
+)
+def test_an_end_without_a_daemon_is_told_by_the_next(own_node: RealNode, argv: list[str], reason: str) -> None:
+    with own_node.sandbox(memory_mb=96) as box:
+        sentry = sentry_pid(own_node, box.id)
+        command = box.commands.start(["sh", "-c", 'read go; exec "$@"', "sh", *argv], stdin=True)
+        command.write_stdin("go\n")
+        own_node.kill_daemon()
+        if reason == "host_failure":
+            os.kill(sentry, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{sentry}").exists() or is_zombie(sentry), 60, "its sentry to be gone")
+        own_node.start()
+        assert shown(box.wait(20).ended) == {"reason": reason}
+        assert shown(command.result().end) == {"reason": reason}
+    wait_until(lambda: not guest_processes(own_node), what="its processes to be gone")
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# ------------------------------------------------------------- limits that the guest has no part in
+
+
+def frozen(node: RealNode, box: Sandbox) -> None:
+    """Nothing of the guest runs any more: its sentry and every process below it are stopped."""
+    uid = os.stat(f"/proc/{sentry_pid(node, box.id)}").st_uid
+    for pid in guest_processes(node):
+        if os.stat(f"/proc/{pid}").st_uid == uid:
+            os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.req("RES-2")
+def test_a_frozen_guest_lives_no_longer_than_its_ttl(own_node: RealNode) -> None:
+    with own_node.sandbox(ttl_s=3) as box:
+        command = box.commands.start(["sleep", "1000"])
+        frozen(own_node, box)
+        assert shown(box.wait(10).ended) == {"reason": "timed_out", "by": "ttl"}
+        assert shown(command.result().end) == {"reason": "timed_out", "by": "ttl"}
+        ended = ask(own_node, "GET", f"/v1/sandboxes/{box.id}")[1]
+        assert 2.9 < ended["age_s"] < 6, ended["age_s"]
+
+
+@pytest.mark.req("RES-2")
+def test_a_frozen_guest_is_killed_at_once(own_node: RealNode) -> None:
+    with own_node.sandbox() as box:
+        frozen(own_node, box)
+        assert shown(box.kill().ended) == {"reason": "killed", "by": owner()}
+    assert not guest_processes(own_node)
+
+
+@pytest.mark.req("RES-2")
+def test_a_command_in_a_frozen_guest_ends_at_its_time_limit(own_node: RealNode) -> None:
+    with own_node.sandbox() as box:
+        command = box.commands.start(["sleep", "1000"], timeout_s=2)
+        frozen(own_node, box)
+        end = command.wait(45)
+        assert shown(end) == {"reason": "timed_out", "by": "timeout"}

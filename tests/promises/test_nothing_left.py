@@ -1,0 +1,193 @@
+"""After a sandbox nothing of it is there: when it was killed, when its making failed at any step, when the daemon died meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cloche.client import Node, Sandbox
+from cloche.wire.errors import ClocheError
+from tests.promises.failures import DAEMON_POINTS, KEEPER_POINTS, TEARDOWN_POINTS, FailingNode, failing_node
+from tests.promises.nodes import wait_until
+from tests.promises.plants import guest_processes
+from tests.promises.traces import Traces, traces
+
+FULL_TIMEOUT_S = 3600
+SMALL = {"memory_mb": 64, "disk_mb": 64, "retain_s": 0}
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[FailingNode]:
+    with failing_node() as node:
+        one_cycle(node)  # what the first sandbox opens for good is there before anything is counted
+        yield node
+
+
+@pytest.fixture
+def before(failing: FailingNode) -> Traces:
+    return traces(failing)
+
+
+def one_cycle(node: FailingNode) -> None:
+    with node.sandbox(**SMALL) as box:
+        assert box.run(["echo", "here"]).stdout == "here\n"
+
+
+def left(node: FailingNode, before: Traces) -> dict[str, object]:
+    """Everything that is more than before; also what a sandbox's records would be, which traces() leaves out."""
+    found = traces(node).more_than(before)
+    records = sorted(path.name for path in (node.paths.state / "sandboxes").glob("*"))
+    work = sorted(path.name for path in node.paths.keeper_dir.glob("*/*") if path.name.startswith("s"))
+    if node.mode == "machine" and (processes := guest_processes(node)):
+        found["guest processes"] = sorted(processes)
+    return {**found, **({"records": records} if records else {}), **({"keeper's": work} if work else {})}
+
+
+def expect_nothing_left(node: FailingNode, before: Traces, what: str) -> None:
+    last: list[dict[str, object]] = []
+
+    def is_clean() -> bool:
+        last[:] = [left(node, before)]
+        return last[0] == {}
+
+    try:
+        wait_until(is_clean, 30)
+    except AssertionError:
+        raise AssertionError(f"{what} left {last[0]}\n{node.log()[-3000:]}") from None
+
+
+def create(node: Node) -> Sandbox:
+    return Sandbox.create(node=node, memory_mb=64, disk_mb=64, retain_s=0)
+
+
+# ---------------------------------------------------------------- a step that fails
+
+
+@pytest.mark.req("LIF-2")
+@pytest.mark.parametrize("point", [*DAEMON_POINTS, *KEEPER_POINTS])
+def test_a_failed_step_of_set_up_leaves_nothing_and_has_a_name(
+    failing: FailingNode, before: Traces, point: str
+) -> None:
+    failing.set_fault("fail", point)
+    with failing.client() as client, pytest.raises(ClocheError) as failed:
+        create(client)
+    assert failing.was_struck(), f"{point} was never passed"
+    assert failed.value.code in ("create_failed", "keeper_failed"), failed.value
+    expect_nothing_left(failing, before, f"a failure at {point}")
+    one_cycle(failing)
+
+
+@pytest.mark.req("LIF-2")
+@pytest.mark.parametrize("point", TEARDOWN_POINTS)
+def test_a_failed_step_of_teardown_is_tried_again(failing: FailingNode, before: Traces, point: str) -> None:
+    with failing.client() as client:
+        box = create(client)
+        failing.set_fault("fail", point)
+        box.kill()
+    assert failing.was_struck(), f"{point} was never passed"
+    expect_nothing_left(failing, before, f"a failure at {point}")
+    one_cycle(failing)
+
+
+@pytest.mark.req("LIF-2")
+@pytest.mark.timeout(FULL_TIMEOUT_S)
+def test_a_keeper_that_dies_at_a_step_leaves_nothing(
+    failing: FailingNode, before: Traces, seed: int, long_run: bool
+) -> None:
+    points = [*KEEPER_POINTS, *TEARDOWN_POINTS]
+    for point in points if long_run else random.Random(seed).sample(points, 3):
+        print(f"the keeper dies at {point}")
+        with failing.client() as client:
+            failing.set_fault("kill", point)
+            try:
+                create(client).kill()
+            except ClocheError as refused:
+                assert refused.code in ("create_failed", "keeper_failed"), refused
+        assert failing.was_struck(), f"{point} was never passed"
+        wait_until(lambda: _works(failing), 30, "a successor's first sandbox")
+        expect_nothing_left(failing, before, f"a keeper's death at {point}")
+
+
+def _works(node: FailingNode) -> bool:
+    try:
+        one_cycle(node)
+    except ClocheError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- a daemon that dies
+
+
+def create_and_lose(node: FailingNode, strike: Callable[[], None]) -> str:
+    """A create during which the daemon dies. What the caller was told."""
+    told: list[str] = []
+
+    def attempt() -> None:
+        try:
+            with node.client(request_timeout_s=60) as client:
+                create(client)
+            told.append("created")
+        except ClocheError as failed:
+            told.append(failed.code)
+
+    caller = threading.Thread(target=attempt)
+    caller.start()
+    strike()
+    node.await_death()
+    caller.join(90)
+    assert told
+    node.start()
+    return told[0]
+
+
+def kill_at_random(node: FailingNode, chance: random.Random) -> Callable[[], None]:
+    def strike() -> None:
+        until = time.monotonic() + chance.uniform(0.0, 0.5)
+        wait_until(lambda: time.monotonic() >= until)
+        os.kill(node.pid, signal.SIGKILL)
+
+    return strike
+
+
+@pytest.mark.req("LIF-2")
+@pytest.mark.req("ISO-3")
+@pytest.mark.timeout(FULL_TIMEOUT_S)
+def test_cycles_with_the_daemon_killed_during_set_up(
+    failing: FailingNode, before: Traces, seed: int, long_run: bool
+) -> None:
+    chance, started = random.Random(seed), time.monotonic()
+    cycles, kills = (500, 100) if long_run else (30, 6)
+    points = [*DAEMON_POINTS, *KEEPER_POINTS, "random"]
+    plan = [points[n % len(points)] for n in range(kills)] if long_run else chance.sample(points, kills)
+    plan += ["none"] * (cycles - kills)
+    chance.shuffle(plan)
+    answers: dict[str, int] = {}
+    for number, point in enumerate(plan):
+        if point == "none":
+            one_cycle(failing)
+            continue
+        if point == "random":
+            said = create_and_lose(failing, kill_at_random(failing, chance))
+        else:
+            failing.set_fault("kill-daemon" if point in KEEPER_POINTS else "kill", point)
+            said = create_and_lose(failing, lambda: None)
+            assert failing.was_struck(), point
+        answers[said] = answers.get(said, 0) + 1
+        if said == "created":
+            with failing.client() as client:
+                client.kill_all()
+        if not long_run or number % 25 == 0:
+            expect_nothing_left(failing, before, f"cycle {number}, the daemon killed at {point},")
+    expect_nothing_left(failing, before, f"{cycles} cycles")
+    one_cycle(failing)
+    print(
+        f"\n{cycles} create / kill cycles, {kills} with the daemon killed during set-up (seed {seed}): nothing left; "
+        f"callers were told {answers}; {time.monotonic() - started:.0f} s"
+    )
