@@ -49,6 +49,8 @@ class SandboxRecord(msgspec.Struct, kw_only=True):
     end: dict[str, Any] | None = None
     ended_at: float | None = None
     lived_s: float | None = None
+    last_usage: dict[str, Any] | None = None
+    """What it had used when it ended."""
 
     def spec(self) -> SandboxSpec:
         """What the engine is told."""
@@ -132,7 +134,7 @@ def sandbox_view(
         ends_in_s=ends_in_s,
         idle_timeout_s=record.idle_timeout_s,
         commands_running=commands_running,
-        usage=usage,
+        usage=Usage.model_validate(record.last_usage) if usage is None and record.last_usage else usage,
         ended=End.model_validate(record.end) if record.end else None,
         first_command=record.first_command,
     )

@@ -312,6 +312,8 @@ class Sandbox:
         if self.channel is not None:
             self.channel.close("ended")
         if self.instance is not None:
+            used = self.instance.stats()
+            self.record.last_usage = {"cpu_s": used.cpu_s, "memory_peak_bytes": used.memory_peak_bytes}
             self.oom_kills += await self._kill(self.instance)
         if self._watch is not None:
             self._watch.cancel()
