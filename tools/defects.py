@@ -10,6 +10,7 @@ a test that could not even be set up proves nothing.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def failed_tests(defect: Defect, folder: Path) -> tuple[list[str], bool]:
 def judge(defect: Defect, folder: Path, notes: Path, passing: set[str] | None = None) -> tuple[str, list[str]]:
     """The outcome in a word, most fundamental trouble first. `passing`: the tests that pass without a defect."""
     failed, ran = failed_tests(defect, folder)
-    if any(notes.glob("error-*")):
+    if any(notes.glob("error-*")) or _shows_a_patch(folder / "log"):
         return "stale patch", []
     if not any(notes.glob("planted-*")):
         return "not planted", []
@@ -125,6 +126,11 @@ def judge(defect: Defect, folder: Path, notes: Path, passing: set[str] | None = 
         return "MISSED", []
     because = [name for name in failed if passing is None or name in passing]
     return ("found" if because else "fails anyway"), because
+
+
+def _shows_a_patch(log: Path) -> bool:
+    """Whether an error came out of a patch itself, in a test or in a process whose log was shown."""
+    return log.is_file() and bool(re.search(r"tests/defects/\w+\.py", log.read_text(errors="replace")))
 
 
 def try_defect(defect: Defect, passing: set[str], *, long: bool) -> Verdict:

@@ -1,18 +1,21 @@
 """Renders what has been proved -> build/evidence.json and docs/controls.md.
 
-Inputs: docs/requirements.md (the promises), build/evidence/*.json (how marked tests ended,
-latest run of each test), build/defects.json (planted defects), the catalogue, and the
-sources (a module that names a requirement's id implements it).
+Inputs: docs/requirements.md (the promises), the marks on the tests, build/evidence/*.json
+(how they ended, latest run of each test), build/defects.json (planted defects), the
+catalogue, and the sources (a module that names a requirement's id implements it).
 
 A requirement is *proved* when its tests passed and, for the families whose controls can
 be switched off, a planted defect was found by one of them. Everything else is said plainly.
+But for the status, controls.md is made of the checkout alone: a test compares the two.
 """
 
+import ast
 import json
 import re
 import subprocess
 from collections import defaultdict
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +63,47 @@ class Control:
     answers: str
     status: str
     code: list[str]
+    marked: list[str]
+    """Test functions, by their marks."""
     tests: dict[str, str]
+    """How each of their cases ended."""
     defects: dict[str, str]
 
 
 def requirements() -> list[Requirement]:
     """All promises, in the order of the document."""
     return [Requirement(*row) for row in _ROW.findall(REQUIREMENTS.read_text())]
+
+
+@cache
+def marked_tests() -> dict[str, dict[str, bool]]:
+    """Requirement -> test function -> whether it runs at CI's size."""
+    found: dict[str, dict[str, bool]] = defaultdict(dict)
+    for path in sorted((ROOT / "tests").glob("*/**/test_*.py")):
+        module = ast.parse(path.read_text())
+        everywhere = [
+            mark
+            for statement in module.body
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark"
+            for mark in _marks(statement.value)
+        ]
+        for function in ast.walk(module):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_"):
+                own = [*everywhere, *(mark for decorator in function.decorator_list for mark in _marks(decorator))]
+                for req in (mark for mark in own if mark != "long"):
+                    found[req][f"{path.relative_to(ROOT)}::{function.name}"] = "long" not in own
+    return found
+
+
+def _marks(node: ast.expr) -> list[str]:
+    """The requirements of a mark or of a list of them, and `long`."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [mark for element in node.elts for mark in _marks(element)]
+    if ast.unparse(node) == "pytest.mark.long":
+        return ["long"]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.req":
+        return [str(ast.literal_eval(node.args[0]))]
+    return []
 
 
 def latest_outcomes() -> dict[str, dict[str, str]]:
@@ -77,10 +114,9 @@ def latest_outcomes() -> dict[str, dict[str, str]]:
         newest.update(record["tests"])
     outcomes: dict[str, dict[str, str]] = defaultdict(dict)
     for test, entry in sorted(newest.items()):
-        if not (ROOT / test.partition("::")[0]).is_file():
-            continue  # a record of a test that is gone
         for req in entry["reqs"]:
-            outcomes[req][test] = entry["outcome"]
+            if function_of(test) in marked_tests()[req]:  # else it is a record of a test that is gone
+                outcomes[req][test] = entry["outcome"]
     return outcomes
 
 
@@ -109,13 +145,33 @@ def code_by_requirement() -> dict[str, set[str]]:
     return found
 
 
-def status_of(req: Requirement, tests: dict[str, str], defects: dict[str, str]) -> str:
+def function_of(test: str) -> str:
+    """The test without its case."""
+    return test.partition("[")[0]
+
+
+def function_outcomes(tests: dict[str, str]) -> dict[str, str]:
+    """A function failed with any of its cases, and passed with one if none failed; a skipped case proves nothing."""
+    order = ("failed", "passed", "skipped")
+    found: dict[str, str] = {}
+    for test, outcome in tests.items():
+        name = function_of(test)
+        found[name] = min(outcome, found.get(name, outcome), key=order.index)
+    return found
+
+
+def status_of(req: Requirement, marked: dict[str, bool], tests: dict[str, str], defects: dict[str, str]) -> str:
     """One word, and for `unproved` the reason."""
-    if not tests:
-        return "unproved (no test ran)" if req.when == "now" else "later"
-    failing = sum(outcome != "passed" for outcome in tests.values())
-    if failing:
-        return f"unproved ({failing} of {len(tests)} tests did not pass)"
+    if req.when == "later":
+        return "later"
+    if not marked:
+        return "unproved (no test)"
+    ended = function_outcomes(tests)
+    for wanted in ("failed", "skipped"):
+        if bad := sum(outcome == wanted for outcome in ended.values()):
+            return f"unproved ({bad} of {len(marked)} tests {wanted})"
+    if missing := sum(in_ci and name not in ended for name, in_ci in marked.items()):
+        return f"unproved ({missing} of {len(marked)} tests not run)"
     if req.id.startswith(NEEDS_DEFECT):
         if not defects:
             return "unproved (no planted defect)"
@@ -128,23 +184,20 @@ def status_of(req: Requirement, tests: dict[str, str], defects: dict[str, str]) 
 def collect() -> list[Control]:
     """Every requirement with its evidence."""
     tests, defects, code = latest_outcomes(), defect_outcomes(), code_by_requirement()
+    marked = marked_tests()
     return [
         Control(
             id=req.id,
             sentence=req.sentence,
             answers=req.answers,
-            status=status_of(req, tests.get(req.id, {}), defects.get(req.id, {})),
+            status=status_of(req, marked.get(req.id, {}), tests.get(req.id, {}), defects.get(req.id, {})),
             code=sorted(code.get(req.id, ())),
+            marked=list(marked.get(req.id, {})),
             tests=tests.get(req.id, {}),
             defects=defects.get(req.id, {}),
         )
         for req in requirements()
     ]
-
-
-def _short(test: str) -> str:
-    """The test's function: its parameters would be a list in themselves."""
-    return test.removeprefix("tests/").partition("[")[0]
 
 
 def _cell(lines: list[str]) -> str:
@@ -154,10 +207,20 @@ def _cell(lines: list[str]) -> str:
 def row(control: Control) -> str:
     """One line of docs/controls.md."""
     code = [re.sub(r"^packages/[^/]+/src/", "", path) for path in control.code]
-    tests = [_short(test) for test in control.tests]
+    tests = [test.removeprefix("tests/") for test in control.marked]
     cells = [control.id, control.sentence, control.status, _cell(code), _cell(tests)]
     cells += [_cell(list(control.defects)), control.answers]
     return "| " + " | ".join(cells) + " |\n"
+
+
+def render(controls: list[Control]) -> str:
+    """The whole page."""
+    return _HEAD + "".join(row(control) for control in controls)
+
+
+def without_status(page: str) -> list[str]:
+    """What of the page does not come from a run."""
+    return [re.sub(r"^(\| [A-Z]+-\d+ \| [^|]+ \|)[^|]+\|", r"\1", line) for line in page.splitlines()]
 
 
 def _commit() -> str:
@@ -171,7 +234,7 @@ def main() -> int:
     EVIDENCE.parent.mkdir(exist_ok=True)
     document = {"commit": _commit(), "controls": [asdict(control) for control in controls]}
     EVIDENCE.write_text(json.dumps(document, indent=1) + "\n")
-    CONTROLS.write_text(_HEAD + "".join(row(control) for control in controls))
+    CONTROLS.write_text(render(controls))
     words = [control.status.partition(" ")[0] for control in controls]
     counts = ", ".join(f"{words.count(word)} {word}" for word in ("proved", "unproved", "later"))
     for control in controls:

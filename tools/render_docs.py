@@ -100,7 +100,7 @@ def _end_code(reason: Any, code: int | None) -> str:
     words = {
         "exited": "the program's own",
         "signalled": "128 + the signal's number",
-        "not_started": "127, or 126 when it is there but cannot be executed",
+        "not_started": "127, or 126 when it is there but cannot be executed, or not as that user",
     }
     return words.get(reason.value, str(code))
 

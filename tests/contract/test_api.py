@@ -178,6 +178,7 @@ def test_a_body_that_is_too_large_is_refused(node: Served) -> None:
         assert (status, problem["code"]) == (413, "too_large")
 
 
+@pytest.mark.req("LIF-1")
 @pytest.mark.req("EXE-4")
 def test_a_repeat_with_the_same_key_answers_the_same(node: Served) -> None:
     with contextlib.closing(Line(node.socket)) as line:
@@ -281,7 +282,7 @@ def test_a_stream_that_breaks_says_so(node: Served) -> None:
         ask(line, "GET", f"{path}/output")
 
 
-@pytest.mark.req("EXE-4")
+@pytest.mark.req("EXE-6")
 def test_half_a_file_is_not_a_file(node: Served) -> None:
     with contextlib.closing(Line(node.socket)) as line:
         ask(line, "POST", "/v1/sandboxes", {"name": "box"})
@@ -321,6 +322,7 @@ def test_tcp_asks_for_key_host_and_origin(tcp: tuple[Served, int]) -> None:
 
 
 @pytest.mark.req("ISO-3")
+@pytest.mark.req("EXE-8")
 def test_websockets_go_through_the_same_gate(tcp: tuple[Served, int]) -> None:
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect

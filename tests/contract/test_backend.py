@@ -136,7 +136,7 @@ async def test_stdin_by_offset(house: House) -> None:
     await raises("no_stdin", node.write_stdin(ME, made.id, deaf.id, 0, once(b"x"), eof=False))
 
 
-@pytest.mark.req("EXE-4")
+@pytest.mark.req("EXE-9")
 async def test_stdin_writers_take_turns(house: House) -> None:
     made = await house.create()
     count = await house.node.start_command(ME, made.id, StartCommand(argv=["sha256sum"], stdin=True), None)
@@ -153,7 +153,7 @@ async def test_stdin_writers_take_turns(house: House) -> None:
     assert (await house.text(ended)).split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
-@pytest.mark.req("EXE-4")
+@pytest.mark.req("EXE-2")
 async def test_signals_terminals_and_sizes(house: House) -> None:
     made = await house.create()
     script = "trap 'stty size; exit 5' WINCH; stty size; while :; do sleep 0.01; done"
@@ -188,7 +188,7 @@ async def test_a_reader_goes_on_from_its_cursor(house: House) -> None:
     await raises("cursor_ahead", house.chunks(command, start=len(whole) + 1))
 
 
-@pytest.mark.req("EXE-4")
+@pytest.mark.req("EXE-3")
 async def test_no_reader_never_slows_a_command(house: House) -> None:
     made = await house.create()
     command = await house.run(made.id, "sh", "-c", "head -c 50000000 /dev/zero")
@@ -249,7 +249,7 @@ async def test_create_is_idempotent_by_key(house: House) -> None:
     assert (await house.node.create(OTHER, request, "k")).id != first.id
 
 
-@pytest.mark.req("LIF-1")
+@pytest.mark.req("ISO-3")
 async def test_everyone_sees_his_own(house: House) -> None:
     mine = await house.create(name="box")
     theirs = await house.node.create(OTHER, CreateSandbox(name="box", limits={"disk_bytes": 1 << 24}), None)  # type: ignore[arg-type]
@@ -266,7 +266,8 @@ async def test_everyone_sees_his_own(house: House) -> None:
     assert (await house.node.get(OTHER, theirs.id)).state is SandboxState.RUNNING
 
 
-@pytest.mark.req("LIF-2")
+@pytest.mark.req("LIF-1")
+@pytest.mark.req("RES-2")
 @pytest.mark.parametrize(
     ("times", "passed_s", "by"), [({"ttl_s": 60}, 61, "ttl"), ({"idle_timeout_s": 30}, 31, "idle")]
 )
@@ -281,7 +282,7 @@ async def test_times_end_a_sandbox_also_when_the_laptop_slept(
     assert (ended.reason, ended.by) == (EndReason.TIMED_OUT, by)
 
 
-@pytest.mark.req("LIF-2")
+@pytest.mark.req("LIF-1")
 async def test_a_busy_sandbox_is_not_idle_and_extend_never_shortens(house: House) -> None:
     made = await house.create(idle_timeout_s=30, ttl_s=1000)
     await house.node.start_command(ME, made.id, StartCommand(argv=["sleep", "100"]), None)
@@ -347,7 +348,7 @@ async def test_an_agent_that_breaks_the_contract(tmp_path: Path) -> None:
     await house.node.stop()
 
 
-@pytest.mark.req("LIF-1")
+@pytest.mark.req("LIF-2")
 async def test_a_create_that_fails_leaves_nothing(house: House) -> None:
     house.engine.fail_boot = EngineError("keeper_failed", "planned")
     await raises("keeper_failed", house.create(name="box"))
@@ -359,7 +360,7 @@ async def test_a_create_that_fails_leaves_nothing(house: House) -> None:
     await raises("isolation_unavailable", house.create(isolation="microvm"))
 
 
-@pytest.mark.req("RES-2")
+@pytest.mark.req("RES-1")
 async def test_an_overloaded_node_refuses_and_running_ones_go_on(tmp_path: Path) -> None:
     house = House(tmp_path, make_images(tmp_path), sandboxes_max=1)
     await house.node.start()
@@ -384,6 +385,7 @@ async def test_retention_and_prune(house: House) -> None:
     assert house.node.context.store.sandboxes() == []
 
 
+@pytest.mark.req("ISO-3")
 async def test_events_are_the_owners(house: House) -> None:
     made = await house.create()
     await house.run(made.id, "echo", "secret")

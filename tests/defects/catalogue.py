@@ -1,24 +1,30 @@
 """Every planted defect. `just defects` runs them; the table is in docs/controls.md.
 
-To add one: write a function that gets the imported module and switches one control off
-(use `replace`), and an entry that names the tests of that requirement which must fail.
-Keep the imports to the standard library.
+To add one: write, in `walls` or `lives`, a function that gets the imported module and
+switches one control off (use `replace`), and an entry that names the tests of that
+requirement which must fail. Choose the fastest that truly proves it. Keep the imports to
+the standard library; what a patched function needs of ours it imports when it is called.
 
     def forget_the_cursor(module: ModuleType) -> None:
         replace(module.CommandLog, "read", lambda read: lambda self, start: read(self, 0))
 
     Defect(
-        id="EXE-4/lost-cursor",
-        req="EXE-4",
-        module="cloche_server.node.command_log",
-        patch=forget_the_cursor,
-        tests=("tests/promises/test_output.py::test_a_reader_continues_from_its_cursor",),
+        "EXE-4/lost-cursor",
+        "EXE-4",
+        ("tests/promises/test_output.py::test_a_reader_continues_from_its_cursor",),
+        "cloche_server.node.command_log",
+        forget_the_cursor,
     )
+
+A patch reaches the processes that import its module, so a name that another module took
+with `from ... import` is patched there.
 """
 
 from tests.defects.defect import Defect
+from tests.defects.lives import LIVES
+from tests.defects.walls import WALLS
 
-DEFECTS: tuple[Defect, ...] = ()
+DEFECTS: tuple[Defect, ...] = tuple(sorted((*WALLS, *LIVES), key=lambda defect: defect.id))
 
 
 def by_id(defect_id: str) -> Defect:

@@ -44,7 +44,9 @@ Act = Callable[[ModuleType], None]
 
 
 def plant(defect_id: str, notes: str) -> None:
-    """Arrange for the defect's patch; `notes` is a directory for what became of it."""
+    """Arrange for the defect's patch, once; `notes` is a directory for what became of it."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return  # an environment's start-up files are read twice
     defect = by_id(defect_id)
     acts: list[tuple[str, Act]] = [(defect.module, partial(_apply, defect, Path(notes)))]
     acts.append(("cloche_server.node.launch.up", _show_to_daemon))
@@ -89,9 +91,7 @@ def _keeper_script(defect: Defect, notes: Path, program: Path) -> Path:
     script = notes / f"keeper-{zlib.crc32(str(program).encode()):x}.py"
     if not script.exists():
         new = script.with_suffix(f".{os.getpid()}")
-        new.write_text(
-            KEEPER_SCRIPT.format(root=str(ROOT), defect=defect.id, notes=str(notes), program=str(program))
-        )
+        new.write_text(KEEPER_SCRIPT.format(root=str(ROOT), defect=defect.id, notes=str(notes), program=str(program)))
         new.rename(script)
     return script
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -19,15 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tests.promises.nodes import ROOT, wait_until
+from tests.promises.screens import Screen
 
 HOST_CGROUPS = Path("/sys/fs/cgroup")
 IS_CGROUP_V2 = (HOST_CGROUPS / "cgroup.controllers").exists()
 V1_NAMES = ("memory", "pids", "cpu", "cpuacct")
 NAMESPACES = ("--mount", "--pid", "--cgroup", "--net", "--ipc", "--uts")
 FIRST_SUBID, SUBIDS = 300_000, 65_536
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
+NOTE_CHARS_MAX = 400
 
 SET_UP = r"""
 set -eu
@@ -69,6 +69,9 @@ exec "$@"
 """
 
 
+Machine = TypeVar("Machine", bound="Chroot")
+
+
 @dataclass(frozen=True)
 class Seen:
     """What one typed line gave."""
@@ -87,9 +90,9 @@ class Chroot:
         self.tree.mkdir(mode=0o755)
         subprocess.run(["tar", "-xpf", str(tar), "--numeric-owner", "-C", str(self.tree)], check=True)
         controllers = ["v2"] if IS_CGROUP_V2 else [path.parent.name for path in self._cgroups]
+        set_up = ["sh", "-c", SET_UP, "sh", str(self.tree), *controllers]
         self._unshare = subprocess.Popen(
-            [*self._in_cgroups(), "unshare", *NAMESPACES, "--fork", "--kill-child"]
-            + ["sh", "-c", SET_UP, "sh", str(self.tree), *controllers],
+            [*self._in_cgroups(), "unshare", *NAMESPACES, "--fork", "--kill-child", *set_up],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -110,7 +113,12 @@ class Chroot:
     def does(self, line: str, *, user: str = "root", timeout_s: float = 60) -> str:
         """Prepares or looks; it has to work. Answers stdout."""
         done = subprocess.run(
-            self._argv(user, line), capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            self._argv(user, line),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
         assert done.returncode == 0, f"{user}: {line}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -118,24 +126,30 @@ class Chroot:
     def piped(self, user: str, line: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """A script of this user: no terminal anywhere."""
         done = subprocess.run(
-            self._argv(user, line), capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            self._argv(user, line),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
-        self._note(user, line, done.stdout + done.stderr)
+        self._note(user, line, (done.stdout if len(done.stdout) < NOTE_CHARS_MAX else "(long)\n") + done.stderr)
         return done
 
-    def types(self, user: str, line: str, *, timeout_s: float = 60) -> Seen:
-        """One line at a terminal of 100 columns; what then stands there, without colours."""
+    def types(self, user: str, line: str, *, before: str = "", answer: str = "", timeout_s: float = 60) -> Seen:
+        """One line at a terminal of 100 columns, and the answer to its question; what then stands there, uncoloured."""
         ours, theirs = pty.openpty()
         subprocess.run(["stty", "cols", "100", "rows", "40"], stdin=theirs, check=True)
         process = subprocess.Popen(
-            self._argv(user, f"export TERM=xterm-256color LANG=C.UTF-8; {line}"),
+            self._argv(user, f"export TERM=xterm-256color LANG=C.UTF-8; {before}{line}"),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
         )
         os.close(theirs)
-        text = _ESCAPE.sub("", _read_all(ours, process, timeout_s).decode(errors="replace"))
+        os.write(ours, answer.encode())
+        text = as_shown(_read_all(ours, process, timeout_s))
         self._note(user, line, text)
         return Seen(process.returncode, text)
 
@@ -145,10 +159,14 @@ class Chroot:
 
     def add_user(self, name: str, *, subids: int | None = None) -> None:
         """An ordinary person with an empty, closed home; `subids` is where his range begins."""
-        self.does(f"useradd --create-home --skel /nonexistent --shell /bin/bash -K SUB_UID_COUNT=0 -K SUB_GID_COUNT=0 {name}")
+        self.does(
+            f"useradd --create-home --skel /nonexistent --shell /bin/bash -K SUB_UID_COUNT=0 -K SUB_GID_COUNT=0 {name}"
+        )
         self.does(f"chmod 0700 /home/{name} && sed -i /^{name}:/d /etc/subuid /etc/subgid")
         if subids is not None:
-            self.does(f"usermod --add-subuids {subids}-{subids + SUBIDS - 1} --add-subgids {subids}-{subids + SUBIDS - 1} {name}")
+            self.does(
+                f"usermod --add-subuids {subids}-{subids + SUBIDS - 1} --add-subgids {subids}-{subids + SUBIDS - 1} {name}"
+            )
 
     def give(self, source: Path, target: str) -> None:
         """A file or directory of the host, copied into it."""
@@ -160,30 +178,22 @@ class Chroot:
             shutil.copyfile(source, place)
             place.chmod(0o644)
 
-    def processes(self) -> list[str]:
-        """Command lines of all that runs in it, but for its first process and this question."""
-        lines = self.does("ps -eo pid=,ppid=,args=", timeout_s=10) if (self.tree / "usr/bin/ps").exists() else self._from_proc()
-        return [line for line in lines.splitlines() if line.strip()]
-
-    def _from_proc(self) -> str:
-        namespace = os.readlink(f"/proc/{self.first_pid}/ns/pid")
+    def processes(self) -> list[tuple[int, str]]:
+        """(uid, command line) of all that runs in it, sandboxes too, but for its first process: all of its cgroups."""
         found = []
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != self.first_pid:
+        for file in self._cgroups[0].rglob("cgroup.procs"):
+            for pid in set(file.read_text().split()) - {str(self.first_pid), str(self._unshare.pid)}:
                 try:
-                    if os.readlink(f"/proc/{name}/ns/pid") == namespace:
-                        found.append(Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-                except OSError:
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found.append((os.stat(f"/proc/{pid}").st_uid, line))
+                except OSError:  # it ended while we looked
                     continue
-        return "\n".join(found)
+        return found
 
     def cgroups(self) -> list[str]:
         """Directories below this machine's own cgroups."""
         return sorted(
-            str(found.relative_to(root))
-            for root in self._cgroups
-            for found in root.rglob("*")
-            if found.is_dir()
+            str(found.relative_to(root)) for root in self._cgroups for found in root.rglob("*") if found.is_dir()
         )
 
     def files(self, *below: str) -> set[str]:
@@ -196,8 +206,7 @@ class Chroot:
 
     def close(self) -> None:
         """Everything of it ends; what cannot be removed then was leaked, and that is an error."""
-        if self._unshare.poll() is None:
-            os.kill(self.first_pid, signal.SIGKILL)
+        self._unshare.kill()  # and with it its child, by --kill-child: the first process, and so all others
         self._unshare.wait(10)
         if self._unshare.stdout is not None:
             self._unshare.stdout.close()
@@ -205,6 +214,14 @@ class Chroot:
             for path in sorted((found for found in root.rglob("*") if found.is_dir()), reverse=True):
                 _remove_cgroup(path)
             _remove_cgroup(root)
+
+
+def as_shown(data: bytes) -> str:
+    """What stands on the screen at the end: spinners are gone, as for a person."""
+    screen = Screen(rows=60, cols=300)
+    screen.feed(data)
+    text = "\n".join(line.rstrip() for line in screen.lines()).rstrip("\n")
+    return f"{text}\n" if text else ""
 
 
 def _remove_cgroup(path: Path) -> None:
@@ -219,9 +236,11 @@ def _remove_cgroup(path: Path) -> None:
 
 
 def _make_cgroups(name: str) -> list[Path]:
-    parents = [HOST_CGROUPS] if IS_CGROUP_V2 else [HOST_CGROUPS / one for one in V1_NAMES if (HOST_CGROUPS / one).is_dir()]
+    parents = (
+        [HOST_CGROUPS] if IS_CGROUP_V2 else [HOST_CGROUPS / one for one in V1_NAMES if (HOST_CGROUPS / one).is_dir()]
+    )
     made: list[Path] = []
-    for parent in {path.stat().st_ino: path for path in parents}.values():
+    for parent in {(path.stat().st_dev, path.stat().st_ino): path for path in parents}.values():
         (parent / name).mkdir()
         made.append(parent / name)
     return made
@@ -261,22 +280,20 @@ def prerequisites() -> tuple[Path, Path]:
 def build_wheels(target: Path, wheelhouse: Path) -> None:
     """The directory that a release is: ours, built from this checkout, and what they depend on."""
     environment = {**os.environ, "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}", "VIRTUAL_ENV": f"{ROOT}/.venv"}
-    subprocess.run([str(ROOT / "tools" / "wheels.sh"), str(target)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [str(ROOT / "tools" / "wheels.sh"), str(target)], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
     for wheel in wheelhouse.iterdir():
         shutil.copyfile(wheel, target / wheel.name)
 
 
 @contextmanager
-def chroot(tar: Path) -> Iterator[Chroot]:
+def chroot(tar: Path, kind: type[Machine]) -> Iterator[Machine]:
     base = Path(tempfile.mkdtemp(prefix="cloche-chroot-"))
     base.chmod(0o755)
-    made = Chroot(base, tar)
+    made = kind(base, tar)
     try:
         yield made
     finally:
         made.close()
         shutil.rmtree(base)
-
-
-def quoted(*words: str) -> str:
-    return shlex.join(words)

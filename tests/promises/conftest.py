@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises import clean_machines
+from tests.promises.clean_machines import CleanMachine
 from tests.promises.evil import EvilImages
 from tests.promises.nodes import RealNode, real_node
 
@@ -46,4 +48,13 @@ def evil_node(evil_image: EvilImages) -> Iterator[RealNode]:
 @pytest.fixture
 def own_evil_node(evil_image: EvilImages) -> Iterator[RealNode]:
     with real_node(images=evil_image.directory) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def clean_machine() -> Iterator[CleanMachine]:
+    """A clean Debian on which `alice` has installed Cloche from wheels; whoever uses it leaves it so."""
+    if not clean_machines.is_possible():
+        pytest.skip(clean_machines.NO_ROOT)
+    with clean_machines.clean_machine() as made:
         yield made

@@ -6,32 +6,38 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloche.client import Command, Sandbox
+from cloche.client import Command, Node, Sandbox
 from cloche.wire.ends import End
 from tests.promises.evil_image import make_images
 from tests.promises.nodes import CLI, RealNode, wait_until
 from tests.promises.plants import PlantedNode, guest_processes, planted_node, sentry_pid
 from tests.promises.raw_api import ask
 
-HURRY = {"cloche_server.node.sandbox:SILENCE_S": 0.5, "cloche_server.node.sandbox:PONG_S": 2.5}
+HURRY = {
+    "cloche_server.node.sandbox:SILENCE_S": 0.5,
+    "cloche_server.node.sandbox:PONG_S": 2.5,
+    "cloche_server.node.command:ABORT_S": 2.0,
+}
 MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedNode]:
+def node() -> Iterator[PlantedNode]:
     """With an image whose agent is evil, and a daemon that soon asks a silent guest whether it lives."""
-    images = tmp_path_factory.mktemp("images")
-    for path in (images, *images.parents[:2]):
-        path.chmod(0o755)
-    with planted_node(images=make_images(images), constants=HURRY) as made:
-        yield made
+    with tempfile.TemporaryDirectory(prefix="cloche-images-") as name:  # pytest's own are closed to other users
+        images = Path(name)
+        images.chmod(0o755)
+        with planted_node(images=make_images(images), constants=HURRY) as made:
+            yield made
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +140,17 @@ def running(box: Sandbox) -> list[Command]:
     return [command for command in box.commands.list() if command.view.state == "running"]
 
 
-def cloche(node: RealNode, *words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [str(CLI), *words],
-        env=node.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+@contextmanager
+def cloche(node: RealNode, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command line, typed and left running."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(
+        [str(CLI), *words], env=node.environment, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE
+    ) as typed:
+        try:
+            yield typed
+        finally:
+            typed.kill()
 
 
 # -------------------------------------------------------------------------------------- a sandbox's
@@ -221,22 +230,26 @@ def test_a_sandboxs_end_is_the_same_three_ways(node: PlantedNode, row: SandboxRo
         Sandbox.create(row.image, node=client, **row.fields) as box,
     ):
         command = box.commands.start(list(row.argv))
-        wait_until(lambda: typed.poll() is not None or name in [each.view.name for each in client.list()], what=name)
-        for each in [each for each in client.list() if each.id == box.id or each.view.name == name]:
-            row.act(node, each.id)
+        wait_until(lambda: typed.poll() is not None or is_running(client, name), 60, f"{name} to run")
+        for each in client.list():
+            if each.id == box.id or each.view.name == name:
+                row.act(node, each.id)
         assert shown(box.wait(60).ended) == row.end
         ended = row.end if row.command_end is None else row.command_end
         assert shown(command.result().end) == ended
         assert shown(ask(node, "GET", f"/v1/sandboxes/{box.id}")[1]["ended"]) == row.end
         assert shown(ask(node, "GET", f"/v1/sandboxes/{box.id}/commands/{command.id}")[1]["ended"]) == ended
         assert ask(node, "POST", f"/v1/sandboxes/{box.id}/commands", body={"argv": ["true"]})[0] == 410
-        assert typed.wait(60) == row.code
-        assert typed.stderr is not None
-        said = typed.stderr.read().decode()
+        said = typed.communicate(timeout=60)[1].decode()
+        assert typed.returncode == row.code, said
         assert row.end["reason"] in said
         assert "\x1b" not in said
         listed = json.loads(node.cloche("ps", "--all", "--json").stdout)["sandboxes"]
         assert shown(next(entry for entry in listed if entry["id"] == box.id)["ended"]) == row.end
+
+
+def is_running(client: Node, name: str) -> bool:
+    return any((each.view.name, each.view.state) == (name, "running") for each in client.list())
 
 
 @pytest.mark.req("EXE-5")
@@ -308,9 +321,20 @@ def test_a_frozen_guest_is_killed_at_once(own_node: RealNode) -> None:
 
 
 @pytest.mark.req("RES-2")
-def test_a_command_in_a_frozen_guest_ends_at_its_time_limit(own_node: RealNode) -> None:
-    with own_node.sandbox() as box:
-        command = box.commands.start(["sleep", "1000"], timeout_s=2)
-        frozen(own_node, box)
-        end = command.wait(45)
-        assert shown(end) == {"reason": "timed_out", "by": "timeout"}
+def test_a_command_ends_at_its_time_limit_even_if_the_agent_is_deaf(node: PlantedNode) -> None:
+    """This one answers every PING, so it never counts as silent, and does nothing that it is told."""
+    with node.sandbox(image="evil") as box:
+        command = box.commands.start(["deaf"], timeout_s=1.0)
+        assert shown(command.wait(20)) == {"reason": "timed_out", "by": "timeout"}
+        assert shown(box.wait(20).ended) == {"reason": "unresponsive"}
+        done = node.cloche("run", "--timeout", "1s", "evil", "--", "deaf")
+        assert done.returncode == 124, done.stderr
+
+
+@pytest.mark.req("RES-2")
+def test_a_command_in_a_frozen_guest_ends_at_its_time_limit(node: PlantedNode) -> None:
+    with node.sandbox() as box:
+        command = box.commands.start(["sleep", "1000"], timeout_s=1.0)
+        frozen(node, box)
+        assert shown(command.wait(20)) == {"reason": "timed_out", "by": "timeout"}
+        assert shown(box.wait(20).ended) == {"reason": "unresponsive"}

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from cloche.client import Node, Sandbox
 from cloche.wire.errors import ClocheError
+from cloche_server.node.launch.cgroup import v1_mounts
+from cloche_server.node.launch.cgroup import version as cgroup_version
 from tests.promises.failures import DAEMON_POINTS, KEEPER_POINTS, TEARDOWN_POINTS, FailingNode, failing_node
-from tests.promises.nodes import wait_until
+from tests.promises.nodes import CLI, wait_until
 from tests.promises.plants import guest_processes
 from tests.promises.traces import Traces, traces
 
@@ -191,3 +195,68 @@ def test_cycles_with_the_daemon_killed_during_set_up(
         f"\n{cycles} create / kill cycles, {kills} with the daemon killed during set-up (seed {seed}): nothing left; "
         f"callers were told {answers}; {time.monotonic() - started:.0f} s"
     )
+
+
+# ---------------------------------------------------------------- the end of everything
+
+
+RESET_SCRIPT = """
+set -eu
+etc=$1 cloche=$2 ours=$3
+mount --make-rprivate /
+for controller in memory pids cpu cpuacct; do
+    if [ -d /sys/fs/cgroup/$controller/$ours ]; then
+        mount --bind /sys/fs/cgroup/$controller/$ours /sys/fs/cgroup/$controller
+    fi
+done
+cp -a /etc "$etc/etc" && mount --bind "$etc/etc" /etc
+mount -t tmpfs none /var/lib && mount -t tmpfs none /run
+sed -i '/^cloche:/d' /etc/passwd /etc/group /etc/shadow /etc/gshadow
+export HOME="$etc/home" CLOCHE_URL= XDG_STATE_HOME= XDG_RUNTIME_DIR=
+unset CLOCHE_URL XDG_STATE_HOME XDG_RUNTIME_DIR
+mkdir "$HOME"
+everything() {
+    find /var/lib /run "$HOME" | sort
+    cut -d: -f1 /etc/passwd | sort
+    find /sys/fs/cgroup/memory /sys/fs/cgroup/pids /sys/fs/cgroup/cpu -mindepth 1 -type d | sort
+    for stat in /proc/[0-9]*/comm; do cat "$stat" 2>/dev/null || true; done | grep -v '^\\(bash\\|find\\|sort\\|cut\\|cat\\|grep\\)$' || true
+}
+everything > "$etc/before"
+"$cloche" up > "$etc/up" 2>&1
+"$cloche" run -- echo 42 > "$etc/run"
+"$cloche" create > "$etc/id"
+everything > "$etc/during"
+"$cloche" reset --all --yes > "$etc/reset" 2>&1
+everything > "$etc/after"
+"$cloche" reset --all --yes > "$etc/again" 2>&1
+"""
+
+
+@pytest.mark.req("LIF-2")
+@pytest.mark.skipif(
+    os.getuid() != 0 or cgroup_version() != 1, reason="needs root, to hide the machine's own node behind mounts"
+)
+def test_reset_leaves_nothing_but_the_packages(tmp_path: Path) -> None:
+    """The machine's node, at its usual places, in mount, pid and cgroup branches of the test's own."""
+    ours = f"cloche-reset-{os.getpid()}"
+    branches = [path / ours for path in v1_mounts().values()]
+    for path in branches:
+        path.mkdir()
+    try:
+        argv = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "bash", "-c", RESET_SCRIPT]
+        argv += ["reset", str(tmp_path), str(CLI), ours]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=110, check=False)
+        texts = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+        assert done.returncode == 0, f"{done.stderr}\n{texts}"
+    finally:
+        for path in branches:
+            for inner in sorted(path.rglob("*"), key=lambda each: -len(each.parts)):
+                if inner.is_dir():
+                    inner.rmdir()
+            path.rmdir()
+    assert texts["run"] == "42\n"
+    for made in ("/var/lib/cloche", "/run/cloche/api.sock", "/sys/fs/cgroup/memory/cloche", "cloche", "runsc"):
+        assert made in texts["during"], made
+    assert texts["after"].splitlines() == texts["before"].splitlines(), texts["reset"]
+    assert "there was nothing" in texts["again"]
+    print(f"\nreset --all: {texts['reset'].strip()}")

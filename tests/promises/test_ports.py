@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -63,19 +62,19 @@ class Count(socketserver.StreamRequestHandler):
             digest.update(data)
         self.wfile.write(digest.hexdigest().encode())
 
-raw = socketserver.ThreadingTCPServer(("127.0.0.1", %d), Count)
+raw = socketserver.ThreadingTCPServer(("127.0.0.1", int(sys.argv[2])), Count)
 threading.Thread(target=raw.serve_forever, daemon=True).start()
-server = http.server.ThreadingHTTPServer(("127.0.0.1", %d), Answer)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer)
 print("listening", flush=True)
 server.serve_forever()
-""" % (RAW, SERVED)
+"""
 
 
 @pytest.fixture(scope="module")
 def box(node: RealNode) -> Iterator[Sandbox]:
     """A sandbox with servers in it."""
     with node.sandbox(ttl_s=3600) as made:
-        job = made.commands.start(["python3", "-c", SERVER])
+        job = made.commands.start(["python3", "-c", SERVER, str(SERVED), str(RAW)])
         assert next(iter(job.output())).data == b"listening\n"
         yield made
 

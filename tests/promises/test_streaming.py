@@ -22,8 +22,9 @@ from tests.promises.wires import MIB, Wire, peak_of, sha256, writer, written
 
 READERS = ("none", "fast", "slow")
 RATIO_MAX = 1.35
-ROUNDS_MIN, ROUNDS_MAX = 2, 10
+ROUNDS_MIN, ROUNDS_MAX = 3, 8
 GROWN_MAX = 64 * MIB
+ASLEEP = 8
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +42,15 @@ def output_path(job: Command) -> str:
 
 def read_raw(node: RealNode, job: Command, rate: float | None) -> str:
     """The hash of a raw body that follows; `rate`: so many bytes a second until the command has ended."""
-    digest, start, got = hashlib.sha256(), time.monotonic(), 0
+    digest, start, got, asked = hashlib.sha256(), time.monotonic(), 0, 0
     wire = Wire(node, 300)
     response = wire.ask(f"{output_path(job)}?follow=true")
     while data := response.read1(256 * 1024):
         digest.update(data)
         got += len(data)
-        if rate is not None:
-            due = start + got / rate
-            if time.monotonic() < due:
-                wait_until(lambda due=due: time.monotonic() >= due, 60)
+        if rate is not None and got >= asked + MIB:
+            asked, due = got, start + got / rate
+            wait_until(lambda due=due: time.monotonic() >= due, 60)
             rate = None if job.info().ended else rate
     wire.close()
     return digest.hexdigest()
@@ -72,15 +72,19 @@ def timed(node: RealNode, box: Sandbox, kind: str, mib: int, seed: int, rate: fl
 @pytest.mark.req("EXE-3")
 @pytest.mark.timeout(1500)
 def test_the_command_is_as_fast_whoever_reads(node: RealNode, seed: int, long_run: bool) -> None:
-    """The fastest of some rounds: what else this machine does only ever adds time."""
-    mib = 1024 if long_run else 64
+    """The fastest of some rounds: what else this machine does only ever adds time.
+
+    The command has a quarter of a processor, so that it does not compete with its reader for one.
+    """
+    mib = 1024 if long_run else 96
     expected = sha256(written(mib, seed))
     took: dict[str, list[float]] = {kind: [] for kind in READERS}
     ratios: dict[str, float] = {}
     grown = 0
     for number in range(ROUNDS_MAX):
-        with node.sandbox(retain_s=0, ttl_s=3600) as box, peak_of(node.pid) as peak:
-            for kind in READERS:
+        with node.sandbox(retain_s=0, ttl_s=3600, cpus=0.25) as box, peak_of(node.pid) as peak:
+            box.run(writer(4, seed))  # nobody is the first to load the interpreter
+            for kind in (*READERS[number % 3 :], *READERS[: number % 3]):
                 rate = mib * MIB / (10 * min(took["fast"] or [1.0]))
                 seconds, digest = timed(node, box, kind, mib, seed, rate)
                 assert digest == expected, kind
@@ -104,13 +108,15 @@ def test_the_sdk_and_many_readers_at_once_get_the_same(node: RealNode, box: Sand
     mib = 256 if long_run else 24
     with peak_of(node.pid) as peak:
         job = box.commands.start(writer(mib, seed), output_bytes_max=mib * MIB)
-        asleep = [Wire(node).ask(f"{output_path(job)}?follow=true") for _ in range(20)]  # and never read
+        asleep = [Wire(node).ask(f"{output_path(job)}?follow=true") for _ in range(ASLEEP)]  # and never read
         start = time.monotonic()
         assert sha256(chunk.data for chunk in job.output()) == sha256(written(mib, seed))
         took = time.monotonic() - start
     for response in asleep:
         response.close()
-    print(f"SDK: {mib / took:.0f} MiB/s beside 20 readers that stand still; the daemon grew {peak.grown / MIB:.1f} MiB")
+    print(
+        f"SDK: {mib / took:.0f} MiB/s beside {ASLEEP} readers that stand still; the daemon grew {peak.grown / MIB:.1f} MiB"
+    )
     assert peak.grown < GROWN_MAX
 
 
@@ -138,7 +144,8 @@ def test_on_full_end_on_the_command_line(node: RealNode, seed: int) -> None:
 @pytest.mark.req("EXE-3")
 def test_on_full_block(box: Sandbox, seed: int) -> None:
     """Nobody reads: it stands still, and goes on with each reader who does; what he has not passed is kept."""
-    job = box.commands.start(writer(12, seed), output_bytes_max=MIB, on_full="block")
+    mib = 40
+    job = box.commands.start(writer(mib, seed), output_bytes_max=MIB, on_full="block")
     wait_until(lambda: job.info().output.end == MIB, what="the log is full")
     parts: list[bytes] = []
     cursor = "1.0"
@@ -149,10 +156,9 @@ def test_on_full_block(box: Sandbox, seed: int) -> None:
             break
     wait_until(lambda: stands_still(job), what="the command waits again")
     assert job.info().ended is None
-    view = job.info().output
-    assert view.end - view.first <= MIB
+    assert job.info().output.end <= 5 * MIB + 10 * MIB // 2, "what was on its way to the reader who left, and the log"
     parts += [chunk.data for chunk in job.output(from_=cursor)]
-    assert b"".join(parts) == b"".join(written(12, seed))
+    assert b"".join(parts) == b"".join(written(mib, seed))
     assert (str(job.wait(30).reason), job.exit_code) == ("exited", 0)
 
 

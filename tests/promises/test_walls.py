@@ -158,7 +158,8 @@ def test_the_sentry_holds_the_expected_descriptors_and_no_more(boxes: list[Box])
         assert int(re.search(r"flags:\s+(\d+)", flags)[1], 8) & os.O_ACCMODE == os.O_RDONLY  # type: ignore[index]
 
 
-@pytest.mark.req("ISO-6")
+@pytest.mark.req("ISO-4")
+@pytest.mark.req("RES-1")
 def test_limits_are_set_from_outside(boxes: list[Box]) -> None:
     for box in boxes:
         text = Path(f"/proc/{box.pid}/cgroup").read_text()
@@ -168,7 +169,7 @@ def test_limits_are_set_from_outside(boxes: list[Box]) -> None:
         assert re.search(r"Max core file size\s+0\s+0\s", limits)
 
 
-@pytest.mark.req("ISO-5")
+@pytest.mark.req("ISO-7")
 def test_daemon_and_keeper_have_no_capability_outside(node: Node, boxes: list[Box]) -> None:
     daemon, keeper = status(node.pid), status(node.keeper_pid())
     assert {int(daemon[name][0], 16) for name in ("CapPrm", "CapEff", "CapAmb")} == {0}
@@ -187,7 +188,7 @@ def test_daemon_and_keeper_have_no_capability_outside(node: Node, boxes: list[Bo
     assert all(int(ids[1]) <= box.host_uid < int(ids[1]) + int(ids[2]) for box in boxes)
 
 
-@pytest.mark.req("ISO-5")
+@pytest.mark.req("ISO-7")
 def test_the_keepers_directory_is_out_of_the_daemons_reach(node: Node, boxes: list[Box]) -> None:
     found = os.stat(node.paths.keeper_dir)
     assert found.st_uid not in (0, int(status(node.pid)["Uid"][0]))
@@ -201,7 +202,7 @@ def test_two_maps_of_two_ids(boxes: list[Box]) -> None:
         assert line.split() == ["65534", str(box.host_uid), "1"]
 
 
-@pytest.mark.req("ISO-7")
+@pytest.mark.req("ISO-8")
 def test_inside_a_command_has_no_capability_and_cannot_reach_the_agent(boxes: list[Box]) -> None:
     script = """
 import ctypes, json, os, signal

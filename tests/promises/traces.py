@@ -39,7 +39,7 @@ def traces(node: RealNode) -> Traces:
     family = _family({daemon, keeper})
     return Traces(
         processes=frozenset(f"{pid} {_command(pid)}" for pid in family - {daemon, keeper}),
-        cgroups=frozenset(_cgroups()),
+        cgroups=frozenset(_cgroups(node)),
         mounts=frozenset(line for line in Path("/proc/mounts").read_text().splitlines() if str(node.base) in line),
         namespaces=frozenset(_namespaces(family - {daemon, keeper})),
         files=frozenset(_files(node)),
@@ -82,13 +82,17 @@ def _namespaces(pids: set[int]) -> set[str]:
     return found
 
 
-def _cgroups() -> set[str]:
+def _cgroups(node: RealNode) -> set[str]:
+    """Of this node's sandboxes: other nodes of the machine have theirs below the same parent."""
     found = set()
     parent = "cloche" if os.getuid() == 0 else f"cloche-{os.getuid()}"
     for place in (cgroups.ROOT / "memory" / parent, cgroups.ROOT / "pids" / parent, cgroups.ROOT / "cpu" / parent):
         if place.is_dir():
             found |= {str(path) for path in place.iterdir() if path.is_dir()}
-    return found
+    if not found:
+        return found
+    journal = b"".join(path.read_bytes() for path in (node.paths.state / "journal").rglob("*") if path.is_file())
+    return {path for path in found if os.path.basename(path).encode() in journal}
 
 
 def _files(node: RealNode) -> set[str]:

@@ -2,7 +2,7 @@ import re
 
 from tests.defects.catalogue import DEFECTS
 from tests.tidy.sources import ROOT, python_files, report
-from tools.evidence import requirements
+from tools.evidence import CONTROLS, collect, marked_tests, render, requirements, without_status
 
 MARK = re.compile(r"""mark\.req\(\s*["']([A-Z]+-\d+)["']""")
 
@@ -39,6 +39,19 @@ def test_defects_are_well_formed() -> None:
             path = ROOT / name
             if not path.is_file():
                 problems.append(f"{defect.id}: {name} does not exist")
-            elif f"def {function.partition('[')[0]}(" not in path.read_text() and function:
-                problems.append(f"{defect.id}: {name} has no {function}")
+            elif f"{name}::{function.partition('[')[0]}" not in marked_tests()[defect.req]:
+                problems.append(f"{defect.id}: {name} has no {function} of {defect.req}")
     report(problems, "Correct tests/defects/catalogue.py.")
+
+
+def test_the_controls_are_those_of_this_checkout() -> None:
+    shown, found = without_status(CONTROLS.read_text()), without_status(render(collect()))
+    changed = [line.split(" | ")[0].strip("| ") for line in found if line not in shown]
+    report(changed, "docs/controls.md shows other tests, code or defects for these: run `just evidence`.")
+
+
+def test_every_control_that_can_be_switched_off_is() -> None:
+    families = ("ISO-", "EXE-", "LIF-", "FS-", "RES-")
+    now = [req.id for req in requirements() if req.when == "now" and req.id.startswith(families)]
+    switched = {defect.req for defect in DEFECTS}
+    report([req for req in now if req not in switched], "Plant a defect for each in tests/defects/.")

@@ -5,12 +5,15 @@ command line and config.json here as well, and only the guest's first process is
 prepare beforehand (directories, config.json, the cgroups and their limits) is not in the measured time.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,8 +25,12 @@ from cloche_server.engines.spec import SandboxSpec
 from cloche_server.keeper.cgroups import Cgroup
 from cloche_server.node.launch import cgroup as cgroups
 from cloche_server.node.launch.places import default_images_dir
+from cloche_server.node.launch.up import up
+from tests.promises.nodes import RealNode
+from tools.bench.lean import Connection
 
 PROCESS: Final = Path(__file__).with_name("bare_process.py")
+DROPPING: Final = Path(__file__).with_name("dropping_daemon.py")
 FIRST_HOST_ID: Final = 1_900_000_000
 """Far from every range that a node takes."""
 IMAGE: Final = "python.erofs"
@@ -163,3 +170,37 @@ def cold_create(bare: Bare) -> float:
 def exec_round_trip(sandbox: BareSandbox) -> float:
     """Seconds of `runsc exec ID /bin/true`."""
     return sandbox.exec("/bin/true")
+
+
+class DroppingNode(RealNode):
+    """A node whose daemon drops every byte of output as it leaves the channel."""
+
+    def start(self) -> None:
+        script = self.base / DROPPING.name
+        shutil.copyfile(DROPPING, script)  # the daemon is another user, who may not see this checkout
+        script.chmod(0o644)
+        self.pid = up(self.paths, mode=self.mode, program=(str(script),))
+        assert self.pid, "a daemon was there already"
+        self.starts += 1
+
+
+@contextlib.contextmanager
+def dropping_node() -> Iterator[DroppingNode]:
+    with tempfile.TemporaryDirectory(prefix="cloche-drop-") as base:
+        os.chmod(base, 0o755)
+        node = DroppingNode(Path(base))
+        node.start()
+        try:
+            yield node
+        finally:
+            node.stop()
+
+
+def output_dropped(connection: Connection, sandbox: str, writer: dict[str, Any]) -> float:
+    """Seconds until a command has ended whose output went through the channel and no further."""
+    began = time.perf_counter()
+    made = connection.ask("POST", f"/v1/sandboxes/{sandbox}/commands", writer)
+    ended = connection.ask("GET", f"/v1/sandboxes/{sandbox}/commands/{made['id']}?wait_s=300")
+    seconds = time.perf_counter() - began
+    assert ended["ended"]["exit_code"] == 0, ended
+    return seconds

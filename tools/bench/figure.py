@@ -4,6 +4,7 @@ A figure is a class with two methods that each return one sample:
 
     @figure("cold_create", unit="ms", at_most=1.15)
     class ColdCreate:
+        is_long = False                   # optional: set to True for `--long`
         def __enter__(self): ...          # optional: set up once
         def __exit__(self, *exc): ...     # optional: undo it
         def ours(self) -> float: ...
@@ -98,9 +99,11 @@ def take_samples(probe: Any, n: int) -> tuple[list[float], list[float]]:
     return ours, bare
 
 
-def measure(fig: Figure, n: int) -> Result:
+def measure(fig: Figure, *, long: bool) -> Result:
     """Set up, sample, undo, summarise."""
+    n = fig.samples_long if long else fig.samples_ci
     instance = fig.probe()
+    instance.is_long = long
     context = instance if hasattr(instance, "__enter__") else contextlib.nullcontext(instance)
     with context:
         ours, bare = take_samples(instance, n)

@@ -99,7 +99,7 @@ def main() -> int:
     for fig in chosen(arguments.names):
         n = fig.samples_long if arguments.long else fig.samples_ci
         print(f"{fig.name}: {n} samples", flush=True)
-        results.append(measure(fig, n))
+        results.append(measure(fig, long=arguments.long))
     OUTPUT.parent.mkdir(exist_ok=True)
     document = {"machine": about, "figures": [asdict(result) for result in results]}
     OUTPUT.write_text(json.dumps(document, indent=1) + "\n")

@@ -5,15 +5,20 @@ use crate::json::Object;
 use crate::wire::Text;
 use crate::worker::Channel;
 use serde::Deserialize;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 const CHUNK_BYTES: usize = 262_144;
 const TEMPORARY_TRIES: u32 = 100;
+
+/// The name of the file that is not whole yet, for the signal that ends this worker.
+static UNFINISHED: AtomicPtr<libc::c_char> = AtomicPtr::new(ptr::null_mut());
 
 impl Text {
     /// Absolute, or relative to `/`, which is the worker's directory.
@@ -103,6 +108,7 @@ pub fn write(ask: &WriteAsk, channel: &mut Channel) -> Outcome<String> {
         return receive(channel, &mut file, &path);
     }
     let (temporary, mut file) = temporary(&path).during(what)?;
+    remove_at_abort(&temporary).during(what)?;
     channel.opened("{}");
     // A file that is replaced keeps its mode unless another is asked for.
     let mode = ask.mode.or_else(|| old.map(|old| old.mode())).unwrap_or(0o644) & 0o7777;
@@ -142,6 +148,24 @@ fn temporary(path: &Path) -> std::io::Result<(PathBuf, File)> {
         }
     }
     result
+}
+
+fn remove_at_abort(name: &Path) -> std::io::Result<()> {
+    // Never freed: the handler may read it until the process ends.
+    UNFINISHED.store(CString::new(name.as_os_str().as_bytes())?.into_raw(), Ordering::Release);
+    let handler: extern "C" fn(libc::c_int) = give_up;
+    // SAFETY: the handler makes only calls that a handler may make.
+    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
+    Ok(())
+}
+
+/// At ABORT: half a file does not stay under its temporary name.
+extern "C" fn give_up(_signal: libc::c_int) {
+    // SAFETY: both may be called in a handler; the name is whole before the handler is set, and never freed.
+    unsafe {
+        libc::unlink(UNFINISHED.load(Ordering::Acquire));
+        libc::_exit(0)
+    }
 }
 
 fn receive(channel: &mut Channel, file: &mut File, path: &Path) -> Outcome<String> {

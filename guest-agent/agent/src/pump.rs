@@ -374,7 +374,8 @@ impl Agent {
 fn stop(operation: &Operation) {
     match &operation.task {
         Task::Command(command) if command.exit.is_none() => exec::kill_session(command.pid),
-        Task::Worker(Worker { pid: Some(pid), .. }) => exec::signal(*pid, libc::SIGKILL, false),
+        // It is our own code, and one that writes removes what is not whole.
+        Task::Worker(Worker { pid: Some(pid), .. }) => exec::signal(*pid, libc::SIGTERM, false),
         _ => {}
     }
 }

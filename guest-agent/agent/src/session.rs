@@ -10,7 +10,7 @@ use cloche_protocol::limits::*;
 use cloche_protocol::{Frame, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Enough for one write; see `research/datapath.md` 1.
+/// Sent in one write: throughput goes with the bytes of a write, not with the size of a frame.
 const FLUSH_BYTES: usize = 262_144;
 const PONGS_WAITING_MAX: usize = 64;
 /// Receive windows grow while their sum stays below this; the rest is for output.

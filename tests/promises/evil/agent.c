@@ -391,10 +391,12 @@ static void command(uint32_t own, char **words, int count) {
 
 /* ------------------------------------------------------------------ answers */
 
-static void answer_from_files(uint32_t stream, const char *op, const char *path) {
+static void answer_from_files(uint32_t stream, const char *op, char *path) {
     char name[4200];
     size_t count = 0, end_count = 0;
     char *data = NULL, *end = NULL;
+    char *tail = path ? strstr(path, "/.") : NULL;
+    if (tail && !tail[2]) *tail = 0; /* `cp ID:/t/1/. place` copies into the place itself */
     if (path && (!strcmp(op, "tree.read") || !strcmp(op, "file.read"))) {
         data = slurp(path, &count);
         snprintf(name, sizeof name, "%s.end", path);

@@ -108,6 +108,7 @@ def test_one_flipped_bit_is_found(frame: Plain, data: st.DataObject) -> None:
     assert frame not in got or not raw[0]
 
 
+@pytest.mark.req("ISO-7")
 def test_largest_frame_and_one_byte_more() -> None:
     payload = bytes(PAYLOAD_BYTES_MAX)
     assert decode([encode(Kind.DATA, 2, payload)]) == ([(Kind.DATA, 2, payload)], None)

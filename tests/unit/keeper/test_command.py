@@ -104,7 +104,7 @@ def test_pids() -> None:
             command.engine_pids(bad)
 
 
-@pytest.mark.req("ISO-7")
+@pytest.mark.req("ISO-5")
 def test_an_old_engine_is_refused() -> None:
     assert release_of("runsc version release-20260905.0\nspec: 1.2.1") == "release-20260905.0"
     for old in ("runsc version release-20240729.0", "runsc version VERSION_MISSING", ""):

@@ -15,7 +15,7 @@ from cloche_server.engines.contract import EngineError
 from cloche_server.engines.gvisor import control
 from cloche_server.engines.gvisor.control import Control
 
-pytestmark = [pytest.mark.req("ISO-4")]
+pytestmark = [pytest.mark.req("ISO-7")]
 Sentry = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 

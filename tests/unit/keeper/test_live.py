@@ -79,7 +79,7 @@ def test_a_second_daemon_is_told_busy(node: Node) -> None:
     assert answer["error"]["code"] == "busy"
 
 
-@pytest.mark.req("ISO-5")
+@pytest.mark.req("ISO-7")
 def test_refusals_over_the_socket(node: Node) -> None:
     good = json.loads(spec().to_json())
     messages = [
@@ -108,14 +108,14 @@ def test_refusals_over_the_socket(node: Node) -> None:
     assert node.ask("everything") == []
 
 
-@pytest.mark.req("ISO-5")
+@pytest.mark.req("ISO-7")
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
 def test_another_user_is_not_heard(node: Node) -> None:
     with pytest.raises(AssertionError, match=r"PermissionError|ConnectionResetError|IndexError"):
         run_raw(node.paths, 65534, [raw(id=1, verb="hello", generation=1)])
 
 
-@pytest.mark.req("ISO-5")
+@pytest.mark.req("ISO-7")
 def test_images_are_plain_files_below_their_directory(open_path: Path) -> None:
     images = open_path / "images"
     images.mkdir()

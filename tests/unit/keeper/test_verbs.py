@@ -29,7 +29,7 @@ from cloche_server.keeper.verbs import (
 )
 from tests.unit.keeper.harness import spec
 
-pytestmark = [pytest.mark.req("ISO-5")]
+pytestmark = [pytest.mark.req("ISO-7")]
 
 ID = "s" + "a" * 19
 GOOD: list[tuple[dict[str, Any], type]] = [

@@ -21,12 +21,12 @@ ROOMY = Use(
 ASK = Ask(disk_bytes=2 * GIB, memory_bytes=512 * MIB)
 
 
-@pytest.mark.req("RES-2")
+@pytest.mark.req("RES-1")
 def test_room_is_room() -> None:
     admission.admit(ROOMY, ASK, Watermarks())
 
 
-@pytest.mark.req("RES-2")
+@pytest.mark.req("RES-1")
 @pytest.mark.parametrize(
     ("use", "watermark"),
     [
@@ -46,7 +46,7 @@ def test_each_watermark_refuses_by_name(use: Use, watermark: str) -> None:
     assert refused.value.retry_after_s
 
 
-@pytest.mark.req("RES-2")
+@pytest.mark.req("RES-1")
 def test_disk_is_promised_before_it_is_written() -> None:
     marks = Watermarks()
     use = replace(ROOMY, disk_free_bytes=7 * GIB, disk_reserved_bytes=0)

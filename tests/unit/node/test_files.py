@@ -37,7 +37,7 @@ async def place(house: House, tmp_path: Path) -> tuple[House, str, Path]:
     return house, (await house.create()).id, directory
 
 
-@pytest.mark.req("FS-1")
+@pytest.mark.req("EXE-6")
 async def test_files(place: tuple[House, str, Path]) -> None:
     house, sandbox, inside = place
     node, data = house.node, os.urandom(3_000_000)
@@ -65,7 +65,7 @@ async def test_files(place: tuple[House, str, Path]) -> None:
     assert missing.value.code == "path_not_found"
 
 
-@pytest.mark.req("FS-1")
+@pytest.mark.req("EXE-6")
 async def test_trees(place: tuple[House, str, Path]) -> None:
     house, sandbox, inside = place
     made = io.BytesIO()
@@ -87,7 +87,7 @@ async def test_trees(place: tuple[House, str, Path]) -> None:
         assert sum(member.isfile() for member in members) == 51
 
 
-@pytest.mark.req("FS-2")
+@pytest.mark.req("EXE-6")
 async def test_watch(place: tuple[House, str, Path]) -> None:
     house, sandbox, inside = place
     seen = []

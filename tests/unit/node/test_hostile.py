@@ -75,7 +75,7 @@ async def test_a_lie_ends_that_sandbox_alone(
     await node.stop()
 
 
-@pytest.mark.req("RES-2")
+@pytest.mark.req("EXE-3")
 async def test_a_flood_of_opens_stays_bounded(tmp_path: Path) -> None:
     node, engine = make(tmp_path)
     await node.start()

@@ -9,7 +9,7 @@ from cloche_server.node.keeping import CANCELLED_MAX, Agenda
 from tests.unit.node.fake_clock import FakeClock
 
 
-@pytest.mark.req("LIF-2")
+@pytest.mark.req("RES-2")
 async def test_deadlines_come_in_order_and_cancelled_ones_never() -> None:
     clock, said = FakeClock(), list[str]()
     agenda = Agenda(clock)

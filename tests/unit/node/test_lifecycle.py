@@ -100,7 +100,7 @@ def test_commands_end_with_their_sandbox(reason: EndReason) -> None:
         assert end.reason is reason
 
 
-@pytest.mark.req("LIF-2")
+@pytest.mark.req("LIF-1")
 def test_extend_never_shortens_and_never_passes_the_maximum() -> None:
     life = Life.begin(0, ttl_s=60, idle_timeout_s=None)
     assert life.extended(0, 10) == life
@@ -108,7 +108,8 @@ def test_extend_never_shortens_and_never_passes_the_maximum() -> None:
     assert life.extended(0, 10**9).ttl_deadline_ns == life.maximum_ns
 
 
-@pytest.mark.req("LIF-2")
+@pytest.mark.req("LIF-1")
+@pytest.mark.req("RES-2")
 def test_the_earliest_deadline_counts() -> None:
     life = Life.begin(0, ttl_s=60, idle_timeout_s=10)
     assert life.deadline(None) == (60 * NS, Why.TTL)

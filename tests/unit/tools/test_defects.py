@@ -1,12 +1,15 @@
 """A planted defect reaches a process that was started isolated and with no environment."""
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.defects import plant
+from tests.defects.catalogue import by_id
 from tests.defects.defect import Defect
 from tools import defects
 
@@ -72,6 +75,43 @@ def test_this_process_is_not_planted() -> None:
     assert plant.by_id.__module__ == "tests.defects.catalogue"
 
 
-def test_an_entry_that_changes_nothing_is_refused() -> None:
-    with pytest.raises(AssertionError, match="changes nothing"):
-        Defect("EXE-1/x", "EXE-1", ("t",))
+def test_an_entry_is_named_after_its_requirement() -> None:
+    with pytest.raises(AssertionError, match="EXE-2/x"):
+        Defect("EXE-2/x", "EXE-1", ("t",), module="m", patch=_nothing)
+
+
+def test_it_is_planted_once_although_start_up_files_are_read_twice(tmp_path: Path) -> None:
+    probe = "import sys; print([type(f).__name__ for f in sys.meta_path].count('_Finder'))"
+    assert _outcome(tmp_path, "agent_path", probe)[0] == "1"
+
+
+def test_it_follows_the_keeper_which_starts_without_start_up_files(tmp_path: Path) -> None:
+    """As the keeper does, the program executes `argv[0]` again before it looks."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import os, sys
+sys.path.insert(0, {str(defects.ROOT / "packages/cloche-server/src")!r})
+if sys.argv[1] == "first":
+    os.execv(sys.executable, [sys.executable, "-I", "-S", sys.argv[0], "second"])
+from cloche_server.keeper import serve
+print(__file__, serve.Keeper._free_slot.__qualname__)
+"""
+    )
+    script = plant._keeper_script(by_id("ISO-4/one-uid-for-all"), tmp_path, program)
+    argv = [sys.executable, "-I", "-S", script, "first"]
+    ran = subprocess.run(argv, env={}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(f"{program} give_all_the_same_ids.")
+    assert list(tmp_path.glob("planted-*"))
+
+
+def test_a_test_that_fails_anyway_is_not_a_find(tmp_path: Path) -> None:
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "planted-1").touch()
+    entry = {"reqs": ["EXE-1"], "outcome": "failed", "phase": "call"}
+    (tmp_path / "evidence" / "1.json").write_text(json.dumps({"tests": {"t[1]": entry}}))
+    assert defects.judge(DEFECT, tmp_path, tmp_path, {"t[1]"}) == ("found", ["t[1]"])
+    assert defects.judge(DEFECT, tmp_path, tmp_path, {"t[2]"}) == ("fails anyway", [])
+    (tmp_path / "log").write_text("tests/defects/walls.py:7: in patched\nE AttributeError")
+    assert defects.judge(DEFECT, tmp_path, tmp_path, {"t[1]"}) == ("stale patch", [])

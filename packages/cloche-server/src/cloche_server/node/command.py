@@ -27,6 +27,8 @@ from cloche_server.node.records import CommandRecord, SandboxRecord, command_vie
 from cloche_server.node.stdin import Stdin
 
 KILL_S_MAX: Final = 30.0
+ABORT_S: Final = 20.0
+"""An agent that has not ended a command this long after it was told to is taken for stuck: its sandbox ends."""
 
 
 class RunningCommand:
@@ -39,6 +41,7 @@ class RunningCommand:
         record: CommandRecord,
         log: CommandLog,
         on_ended: Callable[[RunningCommand], None],
+        on_stuck: Callable[[RunningCommand], None],
     ) -> None:
         self.record = record
         self.log = log
@@ -49,10 +52,12 @@ class RunningCommand:
         self._context = context
         self._sandbox = sandbox
         self._on_ended = on_ended
+        self._on_stuck = on_stuck
         self._stream: Stream | None = None
         self._outputs: dict[int, Output] = {}
         self._answer: JsonObject | None = None
         self._timeout: Entry | None = None
+        self._stuck: Entry | None = None
         log.on_room = self._flush
 
     @property
@@ -126,6 +131,7 @@ class RunningCommand:
             output.drop_waiting()
         if self._stream is not None:
             self._stream.abort(cause.why.value)
+            self._stuck = self._context.agenda.after(ABORT_S, lambda: self._on_stuck(self))
         self._finish_if_over()
 
     async def kill(self, by: str) -> Command:
@@ -138,9 +144,9 @@ class RunningCommand:
         return self.view()
 
     def end_with_sandbox(self, end: End) -> None:
-        """The sandbox is over and this command with it. What came before is kept."""
+        """The sandbox is over and this command with it. What came before is kept, and so is a cause of its own."""
         if not self.ended.done():
-            answer = self._answer
+            answer = {} if self._answer is None and self.cause is not None else self._answer
             self._settle(
                 lifecycle.end_with_sandbox(end)
                 if answer is None
@@ -175,8 +181,9 @@ class RunningCommand:
         self.log.complete = True
         record.output = self.log.state.model_dump(mode="json")
         self._context.store.save_command(record)
-        if self._timeout is not None:
-            self._timeout.cancel()
+        for entry in (self._timeout, self._stuck):
+            if entry is not None:
+                entry.cancel()
         self.ended.set_result(end)
         self.stdin.over()
         self.log.finish()

@@ -5,8 +5,8 @@ describes, and carries where that descriptor's own stream stands; so the last tw
 how much of each stream is logged, whatever moment the writer was killed at. Nothing of it is kept in memory.
 
 `on_full`: *end* keeps what fits and says that it is full; *drop_oldest* frees the front; *block* takes no more than
-fits, and frees only what every following reader has passed (less a replay margin, so that a reader that lost its connection
-can come back).
+fits beyond what every following reader has passed. Of what they passed a replay margin is kept on top of the limit, so that
+a reader that lost its connection, and with it what was on its way, can come back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from cloche_server.node.log_index import ENTRY, HEADER, MAGIC, Run
 from cloche_server.node.log_reader import STDERR, STDOUT, LogReader
 
 PUNCH_BYTES: Final = MIB
-REPLAY_BYTES_MAX: Final = 4 * MIB
+REPLAY_BYTES_MAX: Final = 8 * MIB
+"""More than one connection holds on its way: our pieces, its write buffer and the kernel's."""
 INDEX_BYTES_FREE: Final = 64 * 1024
 """An honest command's switches cost nothing; a guest that alternates with every byte pays for its index."""
 
@@ -51,6 +52,8 @@ class CommandLog:
         self._fds: tuple[int, int] | None = None
         self._punched = 0
         self._released = 0
+        self._passed = 0
+        """For *block*: what all following readers had passed when it was last full."""
         self._index_punched = 0
         self._last = Run(0, 0, 0)
         self._counts = {STDOUT: 0, STDERR: 0}
@@ -85,8 +88,8 @@ class CommandLog:
 
     @property
     def stored_bytes(self) -> int:
-        """What counts towards the limit: the bytes that can be read, and the index beyond its free part."""
-        return self.end - self.first + max(0, self._index_bytes - INDEX_BYTES_FREE)
+        """What counts towards the limit: the bytes that can be read and were not passed, and the index beyond its free part."""
+        return self.end - max(self.first, self._passed) + max(0, self._index_bytes - INDEX_BYTES_FREE)
 
     @property
     def disk_bytes(self) -> int:
@@ -179,13 +182,13 @@ class CommandLog:
         following = [reader for reader in self.readers if reader.follows]
         if not following:
             return False
-        margin = min(self.bytes_max // 2, REPLAY_BYTES_MAX)
-        passed = min(max(reader.start, reader.offset - margin) for reader in following)
-        if passed <= self.first:
+        passed = min(reader.offset for reader in following)
+        if passed <= max(self.first, self._passed):
             return False
-        self._released = passed
-        if passed - self._punched >= PUNCH_BYTES:
-            self._punch(passed)
+        self._passed = passed
+        self._released = min(max(reader.start, reader.offset - REPLAY_BYTES_MAX) for reader in following)
+        if self.first - self._punched >= PUNCH_BYTES:
+            self._punch(self.first)
         return True
 
     def _punch(self, to: int) -> None:

@@ -133,7 +133,8 @@ async def read_tree(channel: Channel, path: str, *, user: str | None) -> AsyncIt
         raise _nonsense("tree.read") from bad
     if not tail.is_whole:
         raise _nonsense("tree.read")
-    yield result_entry(tree_result(result[0]).model_dump_json().encode())
+    # Not model_dump_json: a name that is not UTF-8 holds lone surrogates, which only escapes can carry.
+    yield result_entry(json.dumps(tree_result(result[0]).model_dump()).encode())
 
 
 async def write_tree(

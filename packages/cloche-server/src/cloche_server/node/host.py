@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Final
 
 import cloche_engine
+from cloche.wire.errors import TABLE
 from cloche_server.engines.contract import EngineError
 from cloche_server.engines.gvisor.engine import FLOOR, digest_of, read_release
 from cloche_server.node.launch import cgroup as cgroups
 from cloche_server.node.launch.ids import IdRange, own_range
-from cloche_server.node.launch.prepare import APPARMOR_PROFILE, SYSCTLS, delegation_fix
+from cloche_server.node.launch.prepare import APPARMOR_PROFILE, SYSCTLS, command_for_root, delegation_fix
 
 KERNEL_FLOOR: Final = (5, 6)
 """openat2 and pidfds."""
@@ -151,7 +152,7 @@ def _architecture(host: Host) -> Check:
 def _engine(host: Host) -> Check:
     if host.runsc_problem is not None:
         code, text = host.runsc_problem
-        return Check("engine", "fail", text, "", "Install the engine: uv tool install 'cloche[server]'", code)
+        return Check("engine", "fail", text, "", TABLE[code].fix, code)
     return Check("engine", "ok", f"runsc {host.runsc} (floor release-{FLOOR}), sha256 {host.runsc_digest}")
 
 
@@ -162,12 +163,15 @@ def _platform(host: Host) -> Check:
 
 
 def _cgroup(host: Host) -> Check:
-    if host.root:
-        return Check("cgroup", "ok", f"version {host.cgroup_version}; `cloche up` as root makes its own")
-    if not host.cgroup_found:
+    if not host.root and not host.cgroup_found:
         why = "memory, processes and CPU of a sandbox cannot be limited from outside"
         return Check("cgroup", "fail", host.cgroup_text, why, delegation_fix(host.user), "no_cgroup_delegation")
-    return Check("cgroup", "ok", f"delegated: {host.cgroup_text}")
+    found = "`cloche up` as root makes its own" if host.root else f"delegated: {host.cgroup_text}"
+    if host.cgroup_version == 1:
+        why = "limits hold, but the kernel ends one process for memory where version 2 ends the sandbox at once"
+        fix = "Boot with systemd.unified_cgroup_hierarchy=1 on the kernel's command line."
+        return Check("cgroup", "warn", f"version 1, {found}", why, fix)
+    return Check("cgroup", "ok", f"version 2, {found}")
 
 
 def _subuids(host: Host) -> Check:
@@ -232,7 +236,7 @@ def _sharing(host: Host) -> Check:
     if host.root:
         return Check("node-user", "ok", "a system user of its own")
     why = "node and sandboxes are apart by uid, but the node runs as you: who breaks the node has your files"
-    return Check("node-user", "warn", f"your own ({host.user})", why, "On a server: sudo cloche up")
+    return Check("node-user", "warn", f"your own ({host.user})", why, f"On a server: sudo {command_for_root()} up")
 
 
 CHECKS: Final[tuple[Callable[[Host], Check], ...]] = (

@@ -1,4 +1,4 @@
-"""Images by name: NAME.erofs and NAME.json below the images directory, until the image store comes."""
+"""Images by name: NAME.erofs, and NAME.json that describes it, below the images directory, until the image store comes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from cloche.wire.errors import error
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,100}")
 DESCRIPTION_BYTES_MAX: Final = 1024 * 1024
+UNDESCRIBED_USER: Final = "1000:1000"
+"""Who runs in an image that came without its description: never root."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class Images:
 
     def find(self, name: str) -> Image:
         file, description = self._directory / f"{name}.erofs", self._directory / f"{name}.json"
-        if not NAME.fullmatch(name) or not file.is_file() or not description.is_file():
+        if not NAME.fullmatch(name) or not file.is_file():
             raise error(
                 "image_not_found", f"There is no image {name!r} here.", detail={"image": name, "here": self.names()}
             )
+        if not description.is_file():
+            return Image(name, file.name, digest=None, user=UNDESCRIBED_USER, workdir=None, env={})
         changed_ns = description.stat().st_mtime_ns
         known = self._known.get(name)
         if known is None or known[0] != changed_ns:

@@ -133,16 +133,20 @@ class Maker:
         )
         self.context.store.add_sandbox(record)
         sandbox = Sandbox(self.context, record, life, self.on_ended)
-        sandbox.journal(
-            "sandbox.creating",
-            {
-                "image": image.digest,
-                "engine": engine.name,
-                "request_sha256": wanted,
-                "limits": record.limits,
-                "lineage": record.lineage,
-            },
-        )
-        points.reached("node.create.after_journal")
+        try:
+            sandbox.journal(
+                "sandbox.creating",
+                {
+                    "image": image.digest,
+                    "engine": engine.name,
+                    "request_sha256": wanted,
+                    "limits": record.limits,
+                    "lineage": record.lineage,
+                },
+            )
+            points.reached("node.create.after_journal")
+        except OSError as bad:  # a full disk, for example: nothing was started, and nobody was told of it
+            self.context.store.remove_sandbox(sandbox_id)
+            raise error("create_failed", f"The sandbox could not be recorded: {bad}") from bad
         self.roster.add(sandbox)
         return sandbox

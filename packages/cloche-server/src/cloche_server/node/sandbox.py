@@ -234,7 +234,7 @@ class Sandbox:
     def _journalled(self, record: CommandRecord, request: StartCommand) -> RunningCommand:
         directory = self._context.store.add_command(record)
         log = CommandLog.create(directory, bytes_max=request.output_bytes_max, on_full=request.on_full)
-        running = RunningCommand(self._context, self.record, record, log, self._command_ended)
+        running = RunningCommand(self._context, self.record, record, log, self._command_ended, self._command_stuck)
         detail = {"stream": record.stream, "request_sha256": record.request_sha256}
         who = self.record
         self._context.journal.write(
@@ -249,7 +249,7 @@ class Sandbox:
 
     def new_running(self, record: CommandRecord, log: CommandLog) -> RunningCommand:
         """For adoption."""
-        return RunningCommand(self._context, self.record, record, log, self._command_ended)
+        return RunningCommand(self._context, self.record, record, log, self._command_ended, self._command_stuck)
 
     def open_again(self, running: RunningCommand) -> None:
         """For adoption: it was journalled, and the guest never heard of it."""
@@ -286,6 +286,9 @@ class Sandbox:
                 self._end_when_ready = True
             else:
                 self.end(Cause(Why.COMMAND, by="command"))
+
+    def _command_stuck(self, command: RunningCommand) -> None:
+        self.end(Cause(Why.UNRESPONSIVE, detail=f"its agent did not end command {command.id} when it was told to"))
 
     # --- the end ------------------------------------------------------------------------------------
 

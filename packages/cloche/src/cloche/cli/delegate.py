@@ -14,7 +14,8 @@ def command(user: str, remove: bool) -> int:
     from cloche.wire.errors import error
 
     if os.geteuid() != 0:
-        raise error("forbidden", "Only root can delegate a cgroup.", fix=f"Type: sudo cloche delegate {user}")
+        fix = f"Type: sudo {local.command_for_root()} delegate {user}"
+        raise error("forbidden", "Only root can delegate a cgroup.", fix=fix)
     done = local.delegate(user, remove=remove)
     render.tick(done)
     return 0

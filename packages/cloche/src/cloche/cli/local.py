@@ -78,14 +78,30 @@ def find_images() -> Path | None:
 
     given = os.environ.get("CLOCHE_ROOTFS")
     if given:
-        path = Path(given)
-        return path if path.is_dir() else path.parent
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        path = Path(given, DEFAULT_IMAGE_FILE) if Path(given).is_dir() else Path(given)
+        return path.parent if path.name == DEFAULT_IMAGE_FILE and path.is_file() else None
     checkout = Path(__file__).parents[5] / "build" / "rootfs"
-    for directory in (MACHINE_STATE / "images", data / "cloche" / "images", user_state_dir() / "images", checkout):
+    for directory in (MACHINE_STATE / "images", _data_dir() / "images", user_state_dir() / "images", checkout):
         if (directory / DEFAULT_IMAGE_FILE).is_file():
             return directory
     return None
+
+
+def no_image() -> ClocheError:
+    """What to say when there is none to be found."""
+    given = os.environ.get("CLOCHE_ROOTFS")
+    text = f"the root file system of sandboxes, {DEFAULT_IMAGE_FILE}, is not on this machine"
+    if given:
+        text = f"CLOCHE_ROOTFS is {given}, and that is not a file named {DEFAULT_IMAGE_FILE}"
+    if os.geteuid() == 0:  # sudo would not keep the variable
+        fix = f"Put it into {MACHINE_STATE / 'images'}, or name its directory: cloche up --images DIR"
+    else:
+        fix = f"Put it into {_data_dir() / 'images'}, or: export CLOCHE_ROOTFS=/path/to/{DEFAULT_IMAGE_FILE}"
+    return error("image_not_found", text, fix=f"{fix} (a checkout: just setup makes it)")
+
+
+def _data_dir() -> Path:
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "cloche"
 
 
 def running(where: Place) -> "NodeView | None":
@@ -144,8 +160,7 @@ def start(where: Place, *, accept: tuple[str, ...] = (), replace: bool = False) 
     from cloche.cli.progress import spinning
 
     if where.images_dir is None:
-        text = f"there is no {DEFAULT_IMAGE_FILE} on this machine"
-        raise error("image_not_found", text, fix="Set CLOCHE_ROOTFS to that file; in a checkout, just setup makes it.")
+        raise no_image()
     launcher: Any = importlib.import_module("cloche_server.node.launch.up")
     places: Any = importlib.import_module("cloche_server.node.launch.places")
     paths = places.NodePaths(state=where.state_dir, run=where.run_dir, images=where.images_dir.absolute())
@@ -200,12 +215,25 @@ def remove_state(where: Place) -> list[str]:
         if directory.is_dir() and not directory.is_symlink():
             shutil.rmtree(directory)
             removed.append(str(directory))
+            _remove_empty_above(directory)
     if where.mode == "machine":
         cgroups: Any = importlib.import_module("cloche_server.node.launch.cgroup")
         removed += [str(path) for path in cgroups.take_back(SYSTEM_USER)]
         if subprocess.run(["userdel", SYSTEM_USER], capture_output=True, check=False).returncode == 0:
             removed.append(f"the user {SYSTEM_USER}")
     return removed
+
+
+def _remove_empty_above(directory: Path) -> None:
+    """`~/.local/state` and the like, which a start made for itself: gone when nothing else is in them."""
+    home = Path.home()
+    for parent in directory.parents:
+        if home not in parent.parents:
+            return
+        try:
+            parent.rmdir()
+        except OSError:  # somebody else has something there
+            return
 
 
 def _engine_cache() -> Path:
@@ -227,7 +255,23 @@ def checks() -> list[dict[str, Any]]:
             {"name": "platform", "state": "missing", "text": lacking.message, "fix": lacking.fix, "code": lacking.code}
         ]
     host: Any = importlib.import_module("cloche_server.node.host")
-    return [_plain(check) for check in host.checks()]
+    return [*(_plain(check) for check in host.checks()), _image_check()]
+
+
+def _image_check() -> dict[str, Any]:
+    found = find_images()
+    if found is None:
+        lacking = no_image()
+        return {"name": "image", "state": "missing", "text": lacking.message, "fix": lacking.fix, "code": lacking.code}
+    names = ", ".join(sorted(path.stem for path in found.glob("*.erofs")))
+    return {"name": "image", "state": "ok", "text": f"{names} in {found}", "fix": "", "code": None}
+
+
+def command_for_root() -> str:
+    """`cloche` as it has to be typed behind sudo."""
+    require()
+    prepare: Any = importlib.import_module("cloche_server.node.launch.prepare")
+    return str(prepare.command_for_root())
 
 
 def _plain(check: Any) -> dict[str, Any]:

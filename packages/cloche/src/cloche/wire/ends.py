@@ -34,6 +34,7 @@ CLI_EXIT_CODES: Final[dict[EndReason, int]] = {
     EndReason.NOT_STARTED: 127,
 }
 """`exited` gives the program's own code, `signalled` 128 + signal, as shells do."""
+_THERE_BUT_NOT_STARTED: Final = ("not_executable", "permission_denied", "no_such_user")
 
 
 class End(BaseModel):
@@ -58,6 +59,6 @@ class End(BaseModel):
             return self.exit_code if self.exit_code is not None else 125
         if self.reason is EndReason.SIGNALLED:
             return 128 + (self.signal or 0)
-        if self.reason is EndReason.NOT_STARTED and self.error_code in ("not_executable", "permission_denied"):
+        if self.reason is EndReason.NOT_STARTED and self.error_code in _THERE_BUT_NOT_STARTED:
             return 126
         return CLI_EXIT_CODES[self.reason]

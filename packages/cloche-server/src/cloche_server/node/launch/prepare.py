@@ -10,6 +10,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ SYSCTLS: Final = {
 }
 """Files that forbid user namespaces when they hold this value."""
 APPARMOR_PROFILE: Final = Path("/etc/apparmor.d/cloche")
+ROOT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where sudo looks for a program; a virtual environment is not in it."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,17 @@ def prepare_user(paths: NodePaths, accept: tuple[str, ...] = ()) -> Prepared:
 
 def delegation_fix(name: str) -> str:
     if cgroups.version() == 1:
-        return f"Delegate a cgroup: sudo cloche delegate {name}"
+        return f"Delegate a cgroup: sudo {command_for_root()} delegate {name}"
     return "Start it in a delegated scope: systemd-run --user --scope -p Delegate=yes cloche up"
+
+
+def command_for_root() -> str:
+    """`cloche` as it can be typed behind sudo: by its path, when root would not find it or find another one."""
+    ours = Path(sys.executable).with_name("cloche")
+    found = shutil.which("cloche", path=ROOT_PATH)
+    if not ours.is_file() or (found is not None and os.path.realpath(found) == os.path.realpath(ours)):
+        return "cloche"
+    return str(ours)
 
 
 def prepare_root(paths: NodePaths, accept: tuple[str, ...] = ()) -> Prepared:

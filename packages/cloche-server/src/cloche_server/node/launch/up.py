@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from cloche.wire.errors import error
+from cloche.wire.errors import TABLE, ClocheError, error
 from cloche_server.keeper import kernel
 from cloche_server.keeper.cgroups import put
 from cloche_server.node.launch import cgroup as cgroups
@@ -168,13 +169,25 @@ def _wait_up(pid: int, paths: NodePaths, prepared: Prepared, mode: str, mapper: 
         for fd, _ in poll.poll(20):
             if fd == pidfd:
                 os.waitpid(pid, 0)
-                raise error("node_unavailable", f"The daemon ended at once: {_tail(paths.daemon_log, log_start)}")
+                raise _said(_tail(paths.daemon_log, log_start))
             if not write_asked_map(mapper, pid, prepared):
                 poll.unregister(mapper)
         if is_healthy(paths.api_socket):
             os.close(pidfd)
             return
     raise error("node_unavailable", f"The daemon did not answer in {UP_S:.0f} s: {_tail(paths.daemon_log, log_start)}")
+
+
+def _said(last_line: str) -> ClocheError:
+    """Why the daemon ended: by its own name for it, when the last line of its log has one."""
+    try:
+        said = json.loads(last_line)
+        code, text, fix = said["code"], str(said["message"]), said.get("fix")
+    except (ValueError, KeyError, TypeError):  # not a line of ours
+        code, text, fix = "", "", None
+    if code not in TABLE:
+        return error("node_unavailable", f"The daemon ended at once: {last_line}", fix="See why: cloche node logs")
+    return error(code, text, fix=fix)
 
 
 def write_asked_map(mapper: socket.socket, daemon: int, prepared: Prepared) -> bool:
