@@ -203,8 +203,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many at once")
     arguments = parser.parse_args()
     started = time.monotonic()
-    WORK.mkdir(parents=True, exist_ok=True)
     chosen = selected(arguments.words)
+    if not arguments.words:
+        shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True, exist_ok=True)
     passing = passing_without(chosen)
 
     def one(defect: Defect) -> Verdict:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything a checkout needs before its first test: system packages (only the missing
-# ones), the Python environment, the engine, the agent, the root file system.
+# ones), the Python environment, the engine, the agent, the root file system, and the
+# clean Debian in which the promises install a release.
 # Seconds when another clone on this machine has done it before (tools/cache.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -46,3 +47,4 @@ stage tools/build_agent.sh
 stage python3 tools/engine_manifest.py
 stage tools/build_rootfs.sh
 stage tools/build_microvm.sh
+stage tools/build_chroot.sh >/dev/null

@@ -31,9 +31,10 @@ NOTE_CHARS_MAX = 400
 
 SET_UP = r"""
 set -eu
-tree=$1; shift
-mount --bind "$tree" "$tree"
+tree=$1 tar=$2; shift 2
+mount -t tmpfs -o mode=0755,size=16g tmpfs "$tree"
 cd "$tree"
+tar -xpf "$tar" --numeric-owner
 mount -t proc -o nosuid,nodev,noexec proc proc
 mount -t sysfs -o nosuid,nodev,noexec sysfs sys
 if [ "$1" = v2 ]; then
@@ -84,13 +85,10 @@ class Chroot:
     """The clean machine. `types` is a person at a terminal; `does` is the test's own hand, as root."""
 
     def __init__(self, base: Path, tar: Path) -> None:
-        self.tree = base / "tree"
         self.transcript: list[str] = []
         self._cgroups = _make_cgroups(base.name)
-        self.tree.mkdir(mode=0o755)
-        subprocess.run(["tar", "-xpf", str(tar), "--numeric-owner", "-C", str(self.tree)], check=True)
         controllers = ["v2"] if IS_CGROUP_V2 else [path.parent.name for path in self._cgroups]
-        set_up = ["sh", "-c", SET_UP, "sh", str(self.tree), *controllers]
+        set_up = ["sh", "-c", SET_UP, "sh", str(base), str(tar), *controllers]
         self._unshare = subprocess.Popen(
             [*self._in_cgroups(), "unshare", *NAMESPACES, "--fork", "--kill-child", *set_up],
             stdin=subprocess.DEVNULL,
@@ -101,6 +99,8 @@ class Chroot:
         assert self._unshare.stdout.readline() == "ready\n"
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children").read_text().split()
         self.first_pid = int(children[0])
+        self.tree = Path(f"/proc/{self.first_pid}/root")
+        """Its files as the host can reach them: they are in memory, and seen in no other mount namespace."""
 
     def _in_cgroups(self) -> list[str]:
         files = " ".join(str(path / "cgroup.procs") for path in self._cgroups)
@@ -125,6 +125,7 @@ class Chroot:
 
     def piped(self, user: str, line: str, *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """A script of this user: no terminal anywhere."""
+        begin = time.monotonic()
         done = subprocess.run(
             self._argv(user, line),
             capture_output=True,
@@ -133,11 +134,17 @@ class Chroot:
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        self._note(user, line, (done.stdout if len(done.stdout) < NOTE_CHARS_MAX else "(long)\n") + done.stderr)
+        self._note(
+            user,
+            line,
+            (done.stdout if len(done.stdout) < NOTE_CHARS_MAX else "(long)\n") + done.stderr,
+            time.monotonic() - begin,
+        )
         return done
 
     def types(self, user: str, line: str, *, before: str = "", answer: str = "", timeout_s: float = 60) -> Seen:
         """One line at a terminal of 100 columns, and the answer to its question; what then stands there, uncoloured."""
+        begin = time.monotonic()
         ours, theirs = pty.openpty()
         subprocess.run(["stty", "cols", "100", "rows", "40"], stdin=theirs, check=True)
         process = subprocess.Popen(
@@ -150,12 +157,12 @@ class Chroot:
         os.close(theirs)
         os.write(ours, answer.encode())
         text = as_shown(_read_all(ours, process, timeout_s))
-        self._note(user, line, text)
+        self._note(user, line, text, time.monotonic() - begin)
         return Seen(process.returncode, text)
 
-    def _note(self, user: str, line: str, text: str) -> None:
+    def _note(self, user: str, line: str, text: str, seconds: float) -> None:
         sign = "#" if user == "root" else "$"
-        self.transcript.append(f"{user}@clean-debian{sign} {line}\n{text}")
+        self.transcript.append(f"{user}@clean-debian{sign} {line}      [{seconds:.2f} s]\n{text}")
 
     def add_user(self, name: str, *, subids: int | None = None) -> None:
         """An ordinary person with an empty, closed home; `subids` is where his range begins."""
@@ -296,4 +303,4 @@ def chroot(tar: Path, kind: type[Machine]) -> Iterator[Machine]:
         yield made
     finally:
         made.close()
-        shutil.rmtree(base)
+        base.rmdir()

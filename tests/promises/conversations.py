@@ -64,8 +64,9 @@ class Figures:
 class Conversation:
     """Three threads, each with a client of its own that must get through whatever happens to the node."""
 
-    def __init__(self, node: RealNode, seed: str, *, flood_every: int = 40) -> None:
+    def __init__(self, node: RealNode, seed: str, *, flood_every: int = 40, pause_s: float = 0.1) -> None:
         self._node = node
+        self._pause_s = pause_s
         self._seed = seed
         self._flood_every = flood_every
         self._stop = threading.Event()
@@ -86,9 +87,7 @@ class Conversation:
         ]
         for thread in self._threads:
             thread.start()
-        wait_until(
-            lambda: self._failures or (self._heard and self._sent_bytes and self._short), what="all to be under way"
-        )
+        self.wait_for_progress((0, 0, 0))
 
     def _box(self, client: Node) -> Sandbox:
         return Sandbox.connect(self.box_id, node=client)
@@ -112,8 +111,10 @@ class Conversation:
     def _talk(self, client: Node) -> None:
         chance = random.Random(f"{self._seed} stdin")
         command = self._command(client, self._reader)
-        while not self._stop.wait(0.1):
-            data = chance.randbytes(chance.choice((chance.randrange(1, 2000), chance.randrange(50_000, 300_000))))
+        while not self._stop.wait(self._pause_s):
+            data = chance.randbytes(
+                chance.randrange(50_000, 300_000) if chance.random() < 0.2 else chance.randrange(1, 2000)
+            )
             command.write_stdin(data)
             self._sent.update(data)
             self._sent_bytes += len(data)
@@ -122,11 +123,24 @@ class Conversation:
     def _count(self, client: Node) -> None:
         """Short commands, each of which must run exactly once."""
         commands = self._box(client).commands
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(self._pause_s):
             line = f"echo {self._short} >>/workspace/once; echo {self._short}"
             result = commands.run(["sh", "-c", line])
             assert (result.stdout, result.exit_code) == (f"{self._short}\n", 0), result
             self._short += 1
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        return len(self._heard), self._sent_bytes, self._short
+
+    def wait_for_progress(self, before: tuple[int, int, int]) -> None:
+        """Until all three have got further. A client is patient for a time, and any progress begins it anew."""
+
+        def is_further() -> bool:
+            self.check()
+            return all(now > then for now, then in zip(self.progress, before, strict=True))
+
+        wait_until(is_further, 120, f"reader, writer and short commands of {self.box_id} to go on from {before}")
 
     def check(self) -> None:
         """What has failed so far."""

@@ -1,4 +1,5 @@
 """EXE-6, FS-1, FS-2: files and trees both ways, errors file by file, and paths that stay inside."""
+# size: three requirements about the same calls; what they share is in trees.py and wires.py
 
 from __future__ import annotations
 

@@ -13,9 +13,11 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,7 @@ from tests.unit.client.test_extract import picture, rewritten
 
 FULL_TIMEOUT_S = 3600
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
-SMALL = {"memory_mb": 64, "disk_mb": 64}
+SMALL: dict[str, Any] = {"memory_mb": 64, "disk_mb": 64}
 ESCAPES = "\x1b[2J\x1b]52;c;aGk=\x07\u202eevil\x9b31m"
 OK = encode_json({"ok": {"code": 0}})
 OPEN = encode_json({"op": "connect"})
@@ -84,7 +86,12 @@ FLOODS: dict[str, list[str]] = {
     "late credits": [spec(Kind.CREDIT, 2, encode_credit(0, 1))],
     "equal credits": [spec(Kind.CREDIT, "s", encode_credit(0, 65_536))],
     "empty data": [spec(Kind.DATA, "s")],
-    "late frames reordered": [spec(Kind.EOF, 2, b""), spec(Kind.DATA, 2, b"x"), spec(Kind.ABORT, 2), spec(Kind.TELL, 2)],
+    "late frames reordered": [
+        spec(Kind.EOF, 2, b""),
+        spec(Kind.DATA, 2, b"x"),
+        spec(Kind.ABORT, 2),
+        spec(Kind.TELL, 2),
+    ],
     "all of them": [spec(Kind.PING, 0), spec(Kind.DATA, "s"), spec(Kind.CREDIT, 2, b"?"), spec(Kind.PONG, 0, b"y")],
 }
 
@@ -225,8 +232,7 @@ def test_streams_that_never_end_are_counted(evil_node: RealNode, evil_image: Evi
     before = daemon_peak_bytes(evil_node)
     with evil_node.sandbox(image=evil_image("serve"), **SMALL) as box:
         with pytest.raises(ClocheError) as full:
-            for _ in range(600):
-                box.commands.start(["hang"])
+            deque((box.commands.start(["hang"]) for _ in range(600)), maxlen=0)
         assert full.value.code == "overloaded", full.value
         with evil_node.sandbox(**SMALL) as other:
             assert other.run(["echo", "fine"]).stdout == "fine\n"
@@ -256,6 +262,8 @@ def test_an_agent_that_starts_wrongly_fails_the_create_by_name(
             Sandbox.create(evil_image(behaviour), node=client, **SMALL)
         assert failed.value.code == code, (behaviour, failed.value)
         assert failed.value.message.isprintable(), failed.value.message
+        if behaviour == "bind-refused":
+            assert "could not prepare the guest" in failed.value.message, failed.value.message
     with evil_node.sandbox(image=evil_image("hello-escapes"), **SMALL) as box:
         assert box.run(["ok"]).stdout == "ok\n"
     with evil_node.client() as client:
@@ -297,10 +305,12 @@ def test_lies_in_state_end_their_teller_alone(own_evil_node: RealNode, evil_imag
         reasons = {name: ended(client.connect(each)) for name, each in boxes.items()}
         over_s = time.monotonic() - began
         again = client.connect(honest.id)
-        result = again.commands.get(going_on.id).wait()
+        result = again.commands.get(going_on.id).result()
         assert result.stdout == "".join(f"{n}\n" for n in range(1, 10))
         assert again.run(["echo", "fine"]).stdout == "fine\n"
-    print(f"\nSTATE lies: {reasons}; daemon up after {up_s:.1f} s, all over after {over_s:.1f} s, {node.daemon_rss_bytes() / 1e6:.0f} MB")
+    print(
+        f"\nSTATE lies: {reasons}; daemon up after {up_s:.1f} s, all over after {over_s:.1f} s, {node.daemon_rss_bytes() / 1e6:.0f} MB"
+    )
     assert {reasons[name] for name in LIES} == {"protocol_error"}, reasons
     assert reasons["reset-silent"] == "unresponsive"
     assert reasons["reset-endless"] in ("unresponsive", "protocol_error")
@@ -362,6 +372,7 @@ def fake_engine_node() -> Iterator[FakeEngineNode]:
 def test_a_sentry_that_lies_on_its_control_socket(long_run: bool) -> None:
     modes = ["garbage", "brackets", "braces", "string", "list", "escapes", "closes"]
     with fake_engine_node() as node, node.client(request_timeout_s=120) as client:
+        client.info()  # its connection is there before descriptors are counted
         before, peak = traces(node), daemon_peak_bytes(node)
         told = {}
         for mode in modes + (["slow", "silent"] if long_run else []):
@@ -374,12 +385,19 @@ def test_a_sentry_that_lies_on_its_control_socket(long_run: bool) -> None:
                 client.info()
                 slowest.append(time.perf_counter() - asked)
             creating.join()
-            print(f"\nsentry {mode}: {told[mode]} after {time.monotonic() - began:.1f} s, API at worst {max(slowest) * 1000:.0f} ms")
+            print(
+                f"\nsentry {mode}: {told[mode]} after {time.monotonic() - began:.1f} s, API at worst {max(slowest) * 1000:.0f} ms"
+            )
             assert max(slowest) < 1.0, "the API answers meanwhile"
             assert told[mode].isprintable()
-        wait_until(lambda: traces(node).more_than(before) == {}, 30, "nothing left")
+        try:
+            wait_until(lambda: traces(node).more_than(before) == {}, 30)
+        except AssertionError:
+            raise AssertionError(f"left: {traces(node).more_than(before)}") from None
         assert daemon_peak_bytes(node) - peak < GROWTH_BYTES_MAX
-        assert all(re.match(r"(create_failed|protocol_error|unresponsive)\b", text) for text in told.values()), told
+        assert all(
+            re.match(r"(create_failed|protocol_error|unresponsive|host_failure)\b", text) for text in told.values()
+        ), told
 
 
 def _refusal(node: RealNode) -> str:
@@ -413,7 +431,7 @@ def test_a_guests_words_reach_a_terminal_escaped(evil_node: RealNode, evil_image
     entry = {"name": ESCAPES, "path": "/t", "type": "dir", "size": 0, "mode": 0o755, "uid": 0, "gid": 0, "mtime_ns": 0}
     bad = json.dumps({"ok": {"files": 0, "errors": [{"path": ESCAPES, "code": "io", "message": ESCAPES}]}}).encode()
     files = {
-        "t/tree": TREES["escapes in a name"].split(b".cloche-result", 1)[0][:-0 or None] if False else b"",
+        "t/tree": b"",
         "t/tree.end": bad,
         ".cloche/answers/fs.stat.end": json.dumps({"ok": {"entry": entry}}).encode(),
         ".cloche/answers/file.read.end": error.encode(),
@@ -440,8 +458,8 @@ def test_a_guests_words_reach_a_terminal_escaped(evil_node: RealNode, evil_image
         ended(box)
         for what in (["ps", "--all"], ["ps", "--all", "--json"], ["logs", "liar"], ["exec", "liar", "--", "ok"]):
             assert_harmless(on_a_terminal(evil_node, *what), " ".join(what))
-    shown = on_a_terminal(evil_node, "run", "--image", evil_image("bind-refused"), "--", "ok")
-    assert_harmless(shown, "run")
+    shown = on_a_terminal(evil_node, "create", evil_image("bind-refused"))
+    assert_harmless(shown, "create")
     assert "\\x1b" in shown, shown
     assert_harmless(on_a_terminal(evil_node, "exec", f"no{ESCAPES}", "--", "ok"), "an unknown name")
 
@@ -461,11 +479,6 @@ def test_hostile_names_of_an_honest_agent_are_escaped_too(evil_node: RealNode, t
 
 
 # ---------------------------------------------------------------- trees out
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "place"
 
 
 def prepare(place: Path) -> None:
@@ -495,7 +508,7 @@ def test_hostile_trees_write_nothing_outside_their_place(
     for number, tar in enumerate(trees.values()):
         files[f"t/{number}"] = rewritten(tar, str(tmp_path / "outside"))
     before = picture(tmp_path / "outside")
-    by_command = set(range(len(trees)) if long_run else random.Random(seed).sample(range(len(trees)), 12))
+    by_command = set(range(len(trees)) if long_run else random.Random(seed).sample(range(len(trees)), 6))
     written = 0
     with evil_node.sandbox(image=evil_image("serve", files), name="trees", **SMALL) as box:
         for number, name in enumerate(trees):
@@ -506,10 +519,12 @@ def test_hostile_trees_write_nothing_outside_their_place(
                 assert b"\x1b" not in done.stderr, (name, done.stderr)
                 assert b"Traceback" not in done.stderr, (name, done.stderr)
             else:
+                said = ""
                 try:
                     box.files.download(f"/t/{number}", place)
                 except ClocheError as refused:
-                    assert "\x1b" not in str(refused), name
+                    said = str(refused)
+                assert "\x1b" not in said, name
             assert picture(tmp_path / "outside") == before, name
             assert sorted(os.listdir(tmp_path)) == ["outside", "place"], name
             assert stat.S_IMODE((place.stat()).st_mode) & 0o700 == 0o700, name
@@ -518,7 +533,10 @@ def test_hostile_trees_write_nothing_outside_their_place(
                 assert not status.st_mode & 0o6000 or stat.S_ISLNK(status.st_mode), (name, path)
                 assert stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK), (name, path)
                 if path.is_symlink() and path.name != "mylink":
-                    assert path.resolve().is_relative_to(place.resolve()), (name, os.readlink(path))
+                    assert Path(os.path.realpath(path)).is_relative_to(os.path.realpath(place)), (
+                        name,
+                        os.readlink(path),
+                    )
                 written += 1
         assert box.run(["ok"]).stdout == "ok\n", "and the channel goes on"
     print(f"\n{len(trees)} hostile trees, {len(by_command)} by `cloche cp`: nothing outside; {written} entries inside")

@@ -143,7 +143,7 @@ def test_the_agents_own_user_is_never_given(node: RealNode, box: Sandbox) -> Non
         assert str(result.ended) == "not_started", result
         with pytest.raises(ClocheError) as refused:
             its_own.files.write("/tmp/x", b"x", user="64000")
-        assert refused.value.code in ("no_such_user", "permission_denied", "invalid_request"), refused.value
+        assert "64000 belong to the agent" in refused.value.message, refused.value
     found = inside(box, 'found["set"] = [tried(lambda: os.setuid(64000)), tried(lambda: os.setgid(64000))]', user="0:0")
     assert found["set"] == ["EPERM", "EPERM"], "not even root inside can become it"
 
@@ -185,8 +185,8 @@ def test_no_mount_is_the_hosts(node: RealNode, box: Sandbox) -> None:
     assert {kind for kind, _ in mounts.values()} <= kinds
     # The one bind (what makes runsc use a disk layer) is an empty, read-only directory.
     binds = {place: options for place, (kind, options) in mounts.items() if kind in ("9p", "none")}
-    assert list(binds) == ["/.cloche/placeholder"]
-    assert "ro" in binds["/.cloche/placeholder"]
+    assert set(binds) <= {"/.cloche/placeholder"}
+    assert all("ro" in options for options in binds.values())
     inner = inside(
         box,
         """
@@ -350,7 +350,7 @@ found["descriptors"] = [tried(lambda: os.readlink(f"/proc/self/fd/{fd}")) for fd
     )
     print(f"/dev inside: {found['dev']}")
     assert found["sockets"] == []
-    assert [path for path in found["there"] if path not in ("/proc/kcore",)] == [], found["there"]
+    assert [path for path in found["there"] if path != "/proc/kcore"] == [], found["there"]
     assert not [path for path in found["unix"] if "/" in path.split()[-1]], found["unix"]
     assert len(found["descriptors"]) <= 1, "0, 1, 2 and the directory that is being listed"
 

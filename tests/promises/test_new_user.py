@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cloche.wire.ids import short
 from tests.promises.chroots import FIRST_SUBID, IS_CGROUP_V2, SUBIDS
 from tests.promises.clean_machines import CALL, ROOTFS, WHEELS, CleanMachine
 
@@ -82,12 +83,12 @@ def test_a_user_without_root_runs_a_command(clean_machine: CleanMachine) -> None
 
     assert alice("cloche down", answer="n\n")[0] == 130
     code, text = alice("cloche down", answer="y\n")
-    assert (code, text.splitlines()[-1]) == (0, "✓ the node is stopped")
+    assert (code, text.endswith("✓ the node is stopped\n")) == (0, True), text
     assert clean_machine.processes() == []
     assert set(clean_machine.cgroups()) == {f"cloche-{ALICE}"}, "no sandbox's cgroup is left"
 
     code, text = alice("cloche reset --all", answer="y\n")
-    assert (code, text.splitlines()[-1]) == (0, "✓ removed /home/alice/.local/state/cloche")
+    assert (code, text.endswith("✓ removed /home/alice/.local/state/cloche\n")) == (0, True), text
     assert clean_machine.left() == before, "nothing but the wheels"
     code, text = alice(fix.replace("delegate", "delegate --remove"))
     assert (code, clean_machine.cgroups()) == (0, []), text
@@ -146,12 +147,12 @@ def test_two_users_of_one_machine_do_not_see_each_other(machines_node: CleanMach
     )
 
     assert machine.types("carol", "cloche kill --all").text == "✓ ended 1 sandbox\n"
-    assert machine.types("bob", "cloche ps --quiet").text.strip() == boxes["bob"]["id"][:6], "bob's goes on"
+    assert machine.types("bob", "cloche ps --quiet").text.strip() == short(boxes["bob"]["id"]), "bob's goes on"
     assert machine.alice("cloche down") == (0, "✓ no node of your own is running\n")
     assert machine.types("bob", "cloche ps").code == 0, "only root stops the machine's node"
 
     code, text = machine.alice(f"{sudo} down", answer="y\n")
-    assert (code, text.splitlines()[-1]) == (0, "✓ the node is stopped"), text
+    assert (code, text.endswith("✓ the node is stopped\n")) == (0, True), text
     assert machine.processes() == []
     seen = machine.types("bob", RUN)
     assert (seen.code, seen.text.startswith("✗ ")) == (125, True), seen.text
@@ -166,12 +167,13 @@ import sys
 from cloche import Sandbox
 from cloche.client import Node
 from cloche.wire.errors import ClocheError
+from cloche.wire.ids import short
 other, command = sys.argv[1:]
 node = Node()
 mine = node.connect("mine")
 def box(): return Sandbox(node, mine.view.model_copy(update={"id": other}))
 tries = {
-    "get": lambda: node.connect(other), "short": lambda: node.connect(other[:6]),
+    "get": lambda: node.connect(other), "short": lambda: node.connect(short(other)),
     "run": lambda: box().run("true"), "kill": lambda: box().kill(), "extend": lambda: box().extend(60),
     "read": lambda: box().files.read("/etc/passwd"), "write": lambda: box().files.write("/tmp/x", b""),
     "command": lambda: box().commands.get(command),

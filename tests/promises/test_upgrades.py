@@ -62,6 +62,13 @@ def kill_once(node: PlantedNode, how: str, chance: random.Random, boxes: int) ->
     node.start()
 
 
+def go_on(talks: list[Conversation]) -> None:
+    """Everything moves again."""
+    before = [talk.progress for talk in talks]
+    for talk, then in zip(talks, before, strict=True):
+        talk.wait_for_progress(then)
+
+
 def told(what: str, figures: Figures, started: float) -> None:
     print(
         f"\n{what}: {figures.printed_bytes:,} bytes printed, {figures.stdin_bytes:,} bytes of stdin, "
@@ -75,14 +82,13 @@ def told(what: str, figures: Figures, started: float) -> None:
 def test_killing_the_daemon_loses_nothing_and_repeats_nothing(planted: PlantedNode, seed: int, long_run: bool) -> None:
     chance, started = random.Random(seed), time.monotonic()
     count, flood_every = (10, 200) if long_run else (3, 40)
-    talks = [Conversation(planted, f"{seed} {n}", flood_every=flood_every) for n in range(count)]
+    pause_s = 0.4 if long_run else 0.1
+    talks = [Conversation(planted, f"{seed} {n}", flood_every=flood_every, pause_s=pause_s) for n in range(count)]
     sentries = [sentry_pid(planted, talk.box_id) for talk in talks]
     plan = kill_plan(chance, *((100, 5) if long_run else (4, 1)))
     for how in plan:
         kill_once(planted, how, chance, count)
-        for talk in talks:
-            talk.check()
-    after_a_moment(chance, 0.5)
+        go_on(talks)
     figures = sum((talk.finish() for talk in talks), Figures())
     assert [sentry_pid(planted, talk.box_id) for talk in talks] == sentries
     told(f"{len(plan)} daemons killed under {count} sandboxes (seed {seed})", figures, started)
@@ -94,7 +100,8 @@ def test_killing_the_daemon_loses_nothing_and_repeats_nothing(planted: PlantedNo
 def test_killing_or_replacing_the_keeper_ends_no_sandbox(planted: PlantedNode, seed: int, long_run: bool) -> None:
     chance, started = random.Random(seed), time.monotonic()
     count, kills = (10, 20) if long_run else (3, 3)
-    talks = [Conversation(planted, f"{seed} {n}", flood_every=100) for n in range(count)]
+    pause_s = 0.4 if long_run else 0.1
+    talks = [Conversation(planted, f"{seed} {n}", flood_every=100, pause_s=pause_s) for n in range(count)]
     ways: list[Callable[[], None]] = [planted.kill_keeper, planted.replace_keeper, planted.restart_daemon]
     plan = [ways[n % 2] for n in range(kills)] + [planted.restart_daemon] * (kills // 3)
     chance.shuffle(plan)
@@ -103,8 +110,7 @@ def test_killing_or_replacing_the_keeper_ends_no_sandbox(planted: PlantedNode, s
         way()
         with planted.sandbox(memory_mb=64) as box:  # a successor makes new ones
             assert box.run(["echo", "new"]).stdout == "new\n"
-        for talk in talks:
-            talk.check()
+        go_on(talks)
     figures = sum((talk.finish() for talk in talks), Figures())
     told(f"{kills} keepers killed or replaced under {count} sandboxes (seed {seed})", figures, started)
 

@@ -84,9 +84,7 @@ class Bare:
 class BareSandbox:
     """One sandbox of runsc's own making: `run` starts it, leaving the block ends it."""
 
-    def __init__(
-        self, bare: Bare, name: str, base: Path, cgroup: Cgroup, host_id: int, args: tuple[str, ...]
-    ) -> None:
+    def __init__(self, bare: Bare, name: str, base: Path, cgroup: Cgroup, host_id: int, args: tuple[str, ...]) -> None:
         self._bare = bare
         self._name = name
         self._work = base / name

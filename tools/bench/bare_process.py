@@ -90,7 +90,7 @@ def become(ask: dict[str, Any], joined: int, ready: int, go: int, output: int) -
         os.closerange(3, 1 << 20)
         os.chdir("/")
         os.execve(ask["argv"][0], ask["argv"], {"PATH": "/usr/bin:/bin"})
-    except BaseException as failure:
+    except BaseException as failure:  # the child must not unwind into its parent
         os.write(output, f"spawn: {failure!r}\n".encode())
     finally:
         os._exit(121)

@@ -14,5 +14,5 @@ def dropped(output: command.Output, view: memoryview) -> None:
 
 
 if __name__ == "__main__":
-    command.Output.data = dropped  # type: ignore[method-assign]
+    command.Output.data = dropped  # type: ignore[method-assign, assignment]
     sys.exit(main.main())

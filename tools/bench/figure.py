@@ -36,6 +36,7 @@ class Figure:
     at_least: float | None
     samples_ci: int
     samples_long: int
+    warm_up: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ def figure(
     at_least: float | None = None,
     samples_ci: int = CI_SAMPLES,
     samples_long: int = LONG_SAMPLES,
+    warm_up: bool = True,
 ) -> Callable[[type[Any]], type[Any]]:
     """Register a probe class under a name; the bound is on the ratio."""
 
     def register(probe: type[Any]) -> type[Any]:
         assert name not in REGISTRY, f"two figures are called {name}"
-        REGISTRY[name] = Figure(name, unit, probe, at_most, at_least, samples_ci, samples_long)
+        REGISTRY[name] = Figure(name, unit, probe, at_most, at_least, samples_ci, samples_long, warm_up)
         return probe
 
     return register
@@ -83,12 +85,12 @@ def percentile_95(samples: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
 
-def take_samples(probe: Any, n: int) -> tuple[list[float], list[float]]:
-    """n of each, the order swapped every time; the first pair warms up and is dropped."""
+def take_samples(probe: Any, n: int, *, warm_up: bool = True) -> tuple[list[float], list[float]]:
+    """n of each, the order swapped every time; with `warm_up` the first pair is dropped."""
     ours: list[float] = []
     bare: list[float] = []
     has_bare = hasattr(probe, "bare")
-    for index in range(n + 1):
+    for index in range(0 if warm_up else 1, n + 1):
         turns = [(probe.ours, ours)]
         if has_bare:
             turns.insert(index % 2, (probe.bare, bare))
@@ -106,7 +108,7 @@ def measure(fig: Figure, *, long: bool) -> Result:
     instance.is_long = long
     context = instance if hasattr(instance, "__enter__") else contextlib.nullcontext(instance)
     with context:
-        ours, bare = take_samples(instance, n)
+        ours, bare = take_samples(instance, n, warm_up=fig.warm_up)
     return summarise(fig, ours, bare)
 
 

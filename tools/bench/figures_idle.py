@@ -49,7 +49,7 @@ def cpu_s(*pids: int) -> float:
     return sum(int(each[11]) + int(each[12]) for each in fields) / TICKS_PER_S
 
 
-@figure("idle_memory", unit="MB", at_most=1.0, samples_ci=1)
+@figure("idle_memory", unit="MB", at_most=1.0, samples_ci=1, warm_up=False)
 class IdleMemory:
     """Megabytes of daemon and keeper for each idle sandbox beyond the first. A fresh node each time."""
 

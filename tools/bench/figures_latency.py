@@ -22,8 +22,12 @@ class Beside:
             self.bare_engine = stack.enter_context(Bare())
             self.connection = Connection(node.paths.api_socket)
             stack.callback(self.connection.close)
+            self.prepare(stack)
             self.stack = stack.pop_all()
         return self
+
+    def prepare(self, stack: contextlib.ExitStack) -> None:
+        """What a figure needs besides; undone with the rest."""
 
     def __exit__(self, *_: object) -> None:
         self.stack.close()
@@ -53,12 +57,10 @@ class ColdCreate(Beside):
 class ExecRoundTrip(Beside):
     """`/bin/true` over HTTP to its end, against `runsc exec` in an equal sandbox."""
 
-    def __enter__(self) -> Self:
-        super().__enter__()
+    def prepare(self, stack: contextlib.ExitStack) -> None:
         self.sandbox = self.connection.ask("POST", "/v1/sandboxes", {})["id"]
-        self.bare_sandbox = self.stack.enter_context(self.bare_engine.sandbox("/bin/sleep", "1000000"))
+        self.bare_sandbox = stack.enter_context(self.bare_engine.sandbox("/bin/sleep", "1000000"))
         self.bare_sandbox.run(until="exit")
-        return self
 
     def ours(self) -> float:
         began = time.perf_counter()

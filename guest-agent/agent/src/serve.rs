@@ -114,8 +114,13 @@ fn signals() -> io::Result<OwnedFd> {
 }
 
 impl Agent {
-    /// HELLO leaves here, before anything that takes time.
+    /// HELLO leaves here, before anything else that takes time.
     pub fn new(mut carrier: Carrier, mounts: bool) -> io::Result<Self> {
+        if mounts {
+            // A dummy mount that exists only to make gVisor choose a disk layer. Before HELLO, because after it
+            // the host ends the process behind that mount, and then even its name cannot be resolved.
+            let _ = rustix::mount::unmount("/.cloche/placeholder", rustix::mount::UnmountFlags::DETACH);
+        }
         let mut session = Session::new(hello());
         let sent = carrier.send(session.out.pending());
         session.out.wrote(sent);
@@ -124,10 +129,6 @@ impl Agent {
         let rights = harden();
         let poller = Poller::new()?;
         poller.add(signals.as_raw_fd(), Want::Read, SIGNALS)?;
-        if mounts {
-            // A dummy mount that exists only to make gVisor choose a disk layer.
-            let _ = rustix::mount::unmount("/.cloche/placeholder", rustix::mount::UnmountFlags::DETACH);
-        }
         let config = Config { user: "0".into(), ..Config::default() };
         Ok(Agent {
             session,

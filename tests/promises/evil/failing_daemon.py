@@ -48,7 +48,9 @@ def start() -> int:
     source = str(Path(cloche_server.__file__).parents[1])
     (PLANT / "failing_keeper.py").write_text(KEEPER.format(source=source, plant=str(PLANT)))
     (PLANT / "daemon").write_text(str(os.getpid()))
-    keepers.KeeperHouse.__init__.__kwdefaults__["program"] = PLANT / "failing_keeper.py"
+    defaults = keepers.KeeperHouse.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["program"] = PLANT / "failing_keeper.py"
     points.reached = reached
     return main.main()
 

@@ -51,7 +51,7 @@ def test_own_cgroup(text: str, own: str) -> None:
     assert own_v2(text) == own
 
 
-@pytest.mark.req("ISO-7")
+@pytest.mark.req("UX-7")
 def test_nothing_unknown_can_be_given_up() -> None:
     prepare.check_accept(("no-cgroup",))
     for names, code in ((("no-seccomp",), "invalid_request"), (("single-uid",), "unsupported")):
@@ -60,7 +60,7 @@ def test_nothing_unknown_can_be_given_up() -> None:
         assert caught.value.code == code
 
 
-@pytest.mark.req("ISO-7")
+@pytest.mark.req("UX-8")
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -118,6 +118,7 @@ def test_a_good_host() -> None:
         ({"machine": "aarch64"}, "architecture", "fail"),
         ({"runsc_problem": ("engine_too_old", "runsc is release-20240729.0")}, "engine", "fail"),
         ({"cgroup_found": False, "cgroup_text": "none"}, "cgroup", "fail"),
+        ({"cgroup_version": 1}, "cgroup", "warn"),
         ({"newuidmap": False}, "subuids", "fail"),
         ({"ids": None}, "subuids", "fail"),
         ({"sysctls": {"/proc/sys/user/max_user_namespaces": "0"}}, "user-namespaces", "fail"),

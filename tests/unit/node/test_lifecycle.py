@@ -70,7 +70,7 @@ def test_ends_of_a_command(answer: dict[str, object], cause: Cause | None, expec
         ("not_found", "command_not_found", 127),
         ("not_executable", "not_executable", 126),
         ("permission_denied", "permission_denied", 126),
-        ("no_such_user", "no_such_user", 127),
+        ("no_such_user", "no_such_user", 126),
         ("something new", "guest_io", 127),
     ],
 )

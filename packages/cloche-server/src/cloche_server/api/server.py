@@ -15,6 +15,7 @@ from typing import Final
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.telemetry import TelemetryConfig
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -32,6 +33,14 @@ STOP_S: Final = 1
 """How long a stopping server waits for answers under way; followers resume at its successor."""
 BACKLOG: Final = 1024
 WS_MESSAGE_BYTES_MAX: Final = 1024 * 1024
+NO_TELEMETRY: Final[TelemetryConfig] = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""Not even asked for at each request, and no variable of the environment turns it on."""
 
 ROUTERS: Final[tuple[APIRouter, ...]] = (
     commands.hot,
@@ -54,7 +63,9 @@ class Api(FastAPI):
     """FastAPI with our own stack: the framework's error pages and telemetry never come to pass."""
 
     def __init__(self, backend: Backend, rules: Rules) -> None:
-        super().__init__(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+        super().__init__(
+            openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=NO_TELEMETRY
+        )
         self.backend = backend
         self.rules = rules
         for router in ROUTERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -48,7 +49,8 @@ async def attach_terminal(socket: WebSocket) -> None:
         keys.cancel()
         screen.cancel()
         await asyncio.wait({keys, screen})
-    await socket.close()
+    with contextlib.suppress(WebSocketDisconnect):  # he may leave at the same moment
+        await socket.close()
 
 
 async def _screen(asked: Asked, socket: WebSocket, command: Command, start: Cursor) -> None:

@@ -17,6 +17,8 @@ from cloche_server.keeper.client import Attached, Ended, KeeperClient, KeeperGon
 KILL_TRIES: Final = 3
 KILL_AGAIN_S: Final = 1.0
 STATUS_BYTES_MAX: Final = 16 * 1024
+FORGET_TRIES: Final = 75
+FORGET_AGAIN_S: Final = 0.2
 ATTACH_TRIES: Final = 20
 ATTACH_AGAIN_S: Final = 0.1
 REFUSALS: Final = {
@@ -41,6 +43,7 @@ async def boot(keeper: Keeper, spec: SandboxSpec) -> Attached:
     except KeeperRefused as error:
         raise EngineError(REFUSALS.get(error.code, "create_failed"), error.message) from None
     except KeeperGone as error:
+        await asyncio.shield(_forget_by_successor(keeper, spec.id))
         raise EngineError("keeper_failed", str(error)) from None
     except asyncio.CancelledError:
         # The keeper finishes the boot for nobody: end it when that is possible again.
@@ -79,6 +82,19 @@ async def forget(keeper: Keeper, sandbox: str) -> ProcessEnd:
         # A successor keeper undoes boots that nobody finished; the daemon's adoption finds the rest.
         return ProcessEnd(0, None)
     return ProcessEnd(ended.oom_kills, ended.status)
+
+
+async def _forget_by_successor(keeper: Keeper, sandbox: str) -> None:
+    """A keeper that died after its last step leaves a live sandbox to its successor, and nobody else knows of it."""
+    for _ in range(FORGET_TRIES):
+        await asyncio.sleep(FORGET_AGAIN_S)
+        try:
+            await keeper().kill(sandbox)
+        except KeeperGone:
+            continue
+        except KeeperRefused:
+            return  # it was undone by the successor
+        return
 
 
 class Process:

@@ -1,7 +1,7 @@
 """Making a sandbox: engine, agent, bind, first command. Set-up and undo are one stack.
 
-Fast because nothing waits that need not: the agent handles frames in order, so `bind` and the first command go out
-together as soon as it has said HELLO, while the engine's helper processes are being ended.
+Fast because nothing waits that need not: the agent handles frames in order, so the first command goes out while `bind` is
+still under way. Only the engine's helper processes must be gone before it (`seal`, which runs beside `bind`).
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ async def _boot(
         channel = await Channel.fresh(instance.channel, budget=context.budget, on_lost=sandbox.lost)
     undo.callback(channel.close, "create_failed")
     points.reached("node.create.after_hello")
+    bind = channel.open("bind", bind_fields(sandbox, image, request), sink=_Answer())
     seal = asyncio.ensure_future(instance.seal())
     undo.push_async_callback(_stop, seal)
     sandbox.record.isolation = isolation_of(instance.isolation())
-    bound = _Answer()
-    bind = channel.open("bind", bind_fields(sandbox, image, request), sink=bound)
     sandbox.attach(instance, channel)
-    if request.command is not None:
-        sandbox.start_command(request.command, first_key(sandbox.id))
+    undo.callback(sandbox.detach)
     async with asyncio.timeout(BIND_S):
+        await seal  # before any byte of the caller's program can run
+        if request.command is not None:
+            sandbox.start_command(request.command, first_key(sandbox.id))
         await _bound(bind)
-        await seal
     points.reached("node.create.after_bind")
     context.store.save_sandbox(sandbox.record)
     sandbox.journal("sandbox.running", {"pid": instance.pid})

@@ -23,7 +23,6 @@ from typing import Any, Final
 import structlog
 import uvloop
 
-import cloche_engine
 from cloche.wire.errors import ClocheError, error
 from cloche_server.api.caller import ApiKey, TcpConfig
 from cloche_server.api.server import serve
@@ -31,7 +30,7 @@ from cloche_server.engines.contract import Engine, EngineError
 from cloche_server.engines.gvisor.engine import GVisorEngine
 from cloche_server.engines.qemu.engine import QemuEngine
 from cloche_server.node.guest_text import escaped
-from cloche_server.node.launch.keepers import KeeperHouse, ensure_keeper
+from cloche_server.node.launch.keepers import KeeperHouse, ensure_keeper, find_runsc
 from cloche_server.node.launch.places import (
     MODES,
     NodePaths,
@@ -94,7 +93,11 @@ async def run(paths: NodePaths, asked: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     house = await ensure_keeper(paths, mode=asked.mode, accept=asked.accept)
-    node = Node(config_of(paths, asked, house), engines_of(house))
+    try:
+        node = Node(config_of(paths, asked, house), engines_of(house))
+    except (ClocheError, EngineError, OSError):
+        await house.end_if_idle()
+        raise
     watch = asyncio.create_task(house.watch(node.channels), name="keeper watch")
     await node.start()
     await end_strays(node, house)
@@ -146,11 +149,7 @@ def _shown(cgroups: Any) -> str | None:
 
 
 def engines_of(house: KeeperHouse) -> Mapping[str, Engine]:
-    try:
-        binary = cloche_engine.runsc_path()
-    except cloche_engine.EngineMissing as missing:
-        raise error("engine_missing", str(missing)) from missing
-    found: dict[str, Engine] = {"gvisor": GVisorEngine(binary, lambda: house.client, house.weaker)}
+    found: dict[str, Engine] = {"gvisor": GVisorEngine(find_runsc(), lambda: house.client, house.weaker)}
     microvm = microvm_dir()
     if microvm is not None:
         try:

@@ -96,6 +96,12 @@ class Sandbox:
         self.instance, self.channel = instance, channel
         self._watch = self._context.spawn(self._watch_death(instance), f"watch {self.id}")
 
+    def detach(self) -> None:
+        """The boot failed and undoes what it made: the death it brings about is not the reason."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self.instance, self.channel = None, None
+
     def ready(self) -> None:
         self.state = lifecycle.step(self.state, SandboxState.RUNNING)
         self.was_ready = True

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import tarfile
 import time
@@ -70,7 +71,9 @@ def _write_bundle(path: Path, found: list[dict[str, Any]]) -> None:
         parts["node.json"] = view.model_dump_json(indent=2).encode()
     for log in local.log_files(place):
         parts[f"log/{log.name}"] = log.read_bytes()[-BUNDLE_LOG_BYTES:]
-    with tarfile.open(path, "w:gz") as tar:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)  # also when the file was there
+    with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
         for name, data in parts.items():
             entry = tarfile.TarInfo(f"cloche-doctor/{name}")
             entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @options.sandbox_options
 @click.option("--timeout", type=DURATION, help="End the command after this long (5m).")
 @click.option("--ttl", type=DURATION, help="How long the sandbox may live (its command's time and a minute).")
-@click.option("--keep", is_flag=True, help="Leave the sandbox running when the command has ended.")
+@click.option(
+    "--keep", is_flag=True, help="Leave the sandbox running when the command has ended; end it: cloche kill ID"
+)
 @click.option("--rm", is_flag=True, hidden=True, expose_value=False, help="Docker's; it is always so.")
 @options.refuse_unsafe
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[IMAGE] -- CMD...")

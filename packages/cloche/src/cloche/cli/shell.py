@@ -26,7 +26,7 @@ ARGV: Final = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; e
 def command(target: str | None, image: str | None, **given: Any) -> int:
     """Open a shell in a sandbox; without ID in a new one, which ends with the shell.
 
-    Enter, then `~.` leaves the shell running and comes back here.
+    Enter, then `~.` leaves the shell running and comes back here; end its sandbox: cloche kill ID
     """
     if target and (image or any(given[name] for name in ("name", "memory", "cpus", "disk", "pids", "ttl"))):
         raise click.UsageError("limits, image and name are for a new sandbox; leave ID out, or leave them out")

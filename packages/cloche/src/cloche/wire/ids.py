@@ -21,8 +21,12 @@ PATTERN: Final = re.compile(r"[a-z][a-z0-9]{19}")
 
 def new_id(kind: Kind, cell: str = LOCAL_CELL) -> str:
     assert len(cell) == 3, cell
-    tail = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH - 4))
-    return LETTERS[kind] + cell + tail
+    number = secrets.randbits(128)  # one question to the kernel, and 45 bits more than 16 characters hold
+    tail = []
+    for _ in range(LENGTH - 4):
+        number, digit = divmod(number, len(ALPHABET))
+        tail.append(ALPHABET[digit])
+    return LETTERS[kind] + cell + "".join(tail)
 
 
 def is_id(text: str, kind: Kind) -> bool:

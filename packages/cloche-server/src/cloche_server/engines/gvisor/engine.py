@@ -148,4 +148,5 @@ class GVisorInstance:
     async def kill(self) -> ProcessEnd:
         ended = await self._process.kill()
         self._control.close()
+        self._channel.close()  # nobody took it over when a boot failed before HELLO
         return ended

@@ -175,4 +175,5 @@ class QemuInstance:
     async def kill(self) -> ProcessEnd:
         ended = await self._process.kill()
         self._monitor.close()
+        self._channel.close()
         return ended

@@ -90,6 +90,13 @@ class KeeperHouse:
             await self._hand_over(client, channels)
             return client
 
+    async def end_if_idle(self) -> None:
+        """For a daemon that cannot serve after all: a keeper that holds nothing would be left for nobody."""
+        with suppress(KeeperGone, KeeperRefused):
+            if not await self.client.everything():
+                await self.client.stop(purge=True)
+                await self._reap()
+
     async def watch(self, channels: Callable[[], Mapping[str, socket.socket]]) -> None:
         """For ever: when the keeper dies, start a successor and give it the daemon's copies."""
         while True:
@@ -256,9 +263,16 @@ class KeeperHouse:
 
 def engine_directories() -> dict[str, str]:
     """What each engine starts. gVisor's must be there; microVMs are experimental and need not be."""
-    found = {"gvisor": str(cloche_engine.runsc_path().parent)}
+    found = {"gvisor": str(find_runsc().parent)}
     microvm = microvm_dir()
     return found if microvm is None else {**found, "qemu": str(microvm)}
+
+
+def find_runsc() -> Path:
+    try:
+        return cloche_engine.runsc_path()
+    except (cloche_engine.EngineMissing, cloche_engine.EngineUnwritable) as missing:
+        raise error("engine_missing", str(missing)) from missing
 
 
 def ask_launcher(pid: int) -> None:
