@@ -48,7 +48,7 @@ wheels:
 # Format Python and Rust, and fix what the linter can
 fmt:
     @ruff check --quiet --fix-only . && ruff format --quiet .
-    @if [ -f guest-agent/Cargo.toml ]; then cargo fmt --manifest-path guest-agent/Cargo.toml; fi
+    @if [ -f guest-agent/Cargo.toml ]; then cargo fmt --all --manifest-path guest-agent/Cargo.toml; fi
 
 # Renew the hash-pinned locks in requirements/ (`just lock --upgrade`)
 lock *args:

@@ -17,7 +17,7 @@ part types mypy
 part imports lint-imports --no-logo
 part locks tools/lock.sh --check
 if [[ -f guest-agent/Cargo.toml ]]; then
-    part rustfmt cargo fmt --check --manifest-path guest-agent/Cargo.toml
+    part rustfmt cargo fmt --all --check --manifest-path guest-agent/Cargo.toml
     CARGO_TARGET_DIR="${CLOCHE_BUILD_CACHE:-$HOME/.cache/cloche-build}/cargo-target" \
         part clippy cargo clippy --quiet --locked --manifest-path guest-agent/Cargo.toml --all-targets -- -D warnings
 fi

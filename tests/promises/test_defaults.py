@@ -166,7 +166,7 @@ MISSING = {
     "engine_too_old": (
         f"cd {BIN} && mv runsc /root/ && {OLD} >runsc && chmod 755 runsc",
         f"cd {BIN} && mv /root/runsc .",
-        "Upgrade cloche-engine",
+        "uv tool upgrade cloche",
     ),
     "engine_missing": (f"cd {BIN} && mv runsc /root/", f"cd {BIN} && mv /root/runsc .", "cloche[server]"),
     "no_cgroup_delegation": (

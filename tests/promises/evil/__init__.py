@@ -7,7 +7,7 @@ Words of a *behaviour* (how it starts, binds and answers RESET; `serve` is hones
     reset-silent  reset-exit  reset-garbage  reset-endless  reset-lies JSON (without blanks)
 
 What a *command* does is its argv: `ok [TEXT]`, `end JSON`, `frames SPEC…`, `repeat N SPEC…` (N frames, then `sent N`;
-`repeat-deaf` never reads), `opens N`, `random SEED N`, `burst SPEC…` (for ever), `burn`, `endless`, `hang`, `stuck`, `deaf`,
+`repeat-deaf` never reads), `opens N`, `random SEED N`, `burst SPEC…` (for ever, burning CPU where it would wait), `burn`, `endless`, `hang`, `stuck`, `deaf`,
 `hang-up`, `exit`. A SPEC is made by `spec` or `raw`.
 
 `tree.read` and `file.read` answer with the image's file of that path, and PATH.end as END; every other operation

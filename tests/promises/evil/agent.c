@@ -75,6 +75,16 @@ static int read_some(void) {
     return got > 0 || errno == EAGAIN || errno == EINTR ? (int)got : (die(1), 0);
 }
 
+static uint64_t noise_state = 88172645463325252u;
+static int spinning; /* burn the CPU instead of waiting for room */
+
+static uint32_t noise(void) {
+    noise_state ^= noise_state << 13;
+    noise_state ^= noise_state >> 7;
+    noise_state ^= noise_state << 17;
+    return (uint32_t)(noise_state >> 16);
+}
+
 /* Writes all; `deaf` never reads meanwhile, else input is collected so that the host is never stuck. */
 static void send_all(const uint8_t *data, size_t count, int deaf) {
     while (count) {
@@ -86,8 +96,9 @@ static void send_all(const uint8_t *data, size_t count, int deaf) {
         }
         if (sent < 0 && errno != EAGAIN && errno != EINTR) die(1);
         struct pollfd one = {0, (short)(POLLOUT | (deaf ? 0 : POLLIN)), 0};
-        poll(&one, 1, -1);
+        poll(&one, 1, spinning ? 0 : -1);
         if (one.revents & POLLIN) read_some();
+        for (int i = 0; spinning && i < 20000; i++) noise();
     }
 }
 
@@ -312,15 +323,6 @@ static void opens(uint64_t times) {
     }
 }
 
-static uint64_t noise_state;
-
-static uint32_t noise(void) {
-    noise_state ^= noise_state << 13;
-    noise_state ^= noise_state >> 7;
-    noise_state ^= noise_state << 17;
-    return (uint32_t)(noise_state >> 16);
-}
-
 /* Well-formed frames of random kinds, streams and payloads: sooner or later one is against the rules. */
 static void random_frames(uint64_t times, uint32_t own) {
     static uint8_t out[1 << 17], payload[64];
@@ -365,7 +367,8 @@ static void command(uint32_t own, char **words, int count) {
         finish(own, "survived\n");
     } else if (!strcmp(what, "burn")) { /* the same CPU without touching the channel */
         for (;;) noise();
-    } else if (!strcmp(what, "burst")) { /* burst MS_ON MS_OFF specs: floods by turns, for ever */
+    } else if (!strcmp(what, "burst")) { /* floods for ever, and burns the CPU where the host makes it wait */
+        spinning = 1;
         for (;;) repeat(1000, words + 1, count - 1, own, 0);
     } else if (!strcmp(what, "endless")) { /* one frame that never ends, byte by byte */
         out[0] = DATA;

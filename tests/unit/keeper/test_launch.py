@@ -75,7 +75,7 @@ def test_what_is_missing_has_a_name(
 ) -> None:
     which, find = change.get("which", "/usr/bin/newuidmap"), change.get("find", (object(), "v1"))
     monkeypatch.setattr(prepare, "userns_obstacle", change.get("userns_obstacle", lambda: None))
-    monkeypatch.setattr("shutil.which", lambda *_: which)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: which)
     monkeypatch.setattr(prepare, "own_range", change.get("own_range", lambda *_: IdRange(100000, 65536)))
     monkeypatch.setattr("cloche_server.node.launch.cgroup.find", lambda _: find)
     with pytest.raises(ClocheError) as caught:

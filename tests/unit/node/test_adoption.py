@@ -259,11 +259,11 @@ def test_killed_between_journal_and_open_the_command_still_runs_once(daemon: Dae
     path = f"/v1/sandboxes/{made}/commands"
     thread = threading.Thread(target=lambda: daemon.ask("POST", path, request, key="once"))
     thread.start()
-    assert daemon.wait_dead(10)
+    assert daemon.wait_dead(60)
     daemon.start()
     thread.join(30)
     command = daemon.ask("POST", path, request, key="once")["id"]
-    ended = daemon.ask("GET", f"{path}/{command}?wait_s=10")
+    ended = daemon.ask("GET", f"{path}/{command}?wait_s=60")
     assert ended["ended"]["exit_code"] == 0
     assert once.read_text() == "x\n"
     assert [each["id"] for each in daemon.ask("GET", path)["commands"]] == [command]
@@ -283,11 +283,11 @@ def test_killed_at_the_end_of_a_command_its_end_and_output_are_there_once(
     path, request = f"/v1/sandboxes/{made}/commands", {"argv": ["sh", "-c", f"echo x >> {once}; cat {once}; exit 3"]}
     thread = threading.Thread(target=lambda: daemon.ask("POST", path, request, key="once"))
     thread.start()
-    assert daemon.wait_dead(20), "the point was never reached"
+    assert daemon.wait_dead(60), "the point was never reached"
     daemon.start()
     thread.join(30)
     command = daemon.ask("POST", path, request, key="once")["id"]
-    ended = daemon.ask("GET", f"{path}/{command}?wait_s=10")
+    ended = daemon.ask("GET", f"{path}/{command}?wait_s=60")
     assert (ended["ended"]["reason"], ended["ended"]["exit_code"]) == ("exited", 3)
     assert daemon.ask("GET", f"{path}/{command}/output") == b"x\n"
     assert once.read_text() == "x\n"
@@ -301,7 +301,7 @@ def test_killed_during_create_leaves_nothing(daemon: Daemon, point: str) -> None
     threading.Thread(
         target=lambda: daemon.ask("POST", "/v1/sandboxes", {"limits": LIMITS, "ttl_s": 99}, key="later"), daemon=True
     ).start()
-    assert daemon.wait_dead(10)
+    assert daemon.wait_dead(60)
     held = {pid for pid, _ in daemon.holder.held.values()}
     daemon.start()
     made = daemon.ask("POST", "/v1/sandboxes", {"limits": LIMITS, "ttl_s": 99}, key="later")["id"]
@@ -322,7 +322,7 @@ def test_what_died_with_the_daemon_has_a_typed_end(daemon: Daemon) -> None:
     daemon.kill()
     os.kill(pid, signal.SIGKILL)
     daemon.start()
-    ended = daemon.ask("GET", f"/v1/sandboxes/{made}?wait_s=10")
+    ended = daemon.ask("GET", f"/v1/sandboxes/{made}?wait_s=60")
     assert (ended["state"], ended["ended"]["reason"]) == ("ended", "host_failure")
     assert daemon.ask("GET", f"/v1/sandboxes/{made}/commands/{command}")["ended"]["reason"] == "host_failure"
     daemon.kill()
@@ -337,12 +337,12 @@ def test_a_daemon_that_stops_leaves_its_sandboxes(daemon: Daemon) -> None:
     made = daemon.ask("POST", "/v1/sandboxes", {"limits": LIMITS}, key="box")["id"]
     assert daemon.process is not None
     daemon.process.terminate()
-    assert daemon.wait_dead(10)
+    assert daemon.wait_dead(60)
     daemon.start()
     assert daemon.ask("GET", f"/v1/sandboxes/{made}")["state"] == "running"
     run = daemon.ask("POST", f"/v1/sandboxes/{made}/commands", {"argv": ["echo", "hi"]}, key="c")["id"]
     path = f"/v1/sandboxes/{made}/commands/{run}"
-    assert daemon.ask("GET", f"{path}?wait_s=10")["ended"]["exit_code"] == 0
+    assert daemon.ask("GET", f"{path}?wait_s=60")["ended"]["exit_code"] == 0
     assert daemon.ask("GET", f"{path}/output") == b"hi\n"
 
 
@@ -355,5 +355,5 @@ def test_a_kill_that_was_journalled_is_carried_out(daemon: Daemon) -> None:
     daemon.kill()
     time.sleep(1.1)  # sleep: its time passes while no daemon is there
     daemon.start()
-    ended = daemon.ask("GET", f"/v1/sandboxes/{made}?wait_s=10")["ended"]
+    ended = daemon.ask("GET", f"/v1/sandboxes/{made}?wait_s=60")["ended"]
     assert (ended["reason"], ended["by"]) == ("timed_out", "ttl")

@@ -61,10 +61,14 @@ async def _boot(
     sandbox.record.isolation = isolation_of(instance.isolation())
     sandbox.attach(instance, channel)
     undo.callback(sandbox.detach)
+    send_open = None
+    await asyncio.sleep(0)  # `bind` and `seal` are on their way while the first command is written down
+    if request.command is not None:
+        _, send_open = sandbox.prepare_command(request.command, first_key(sandbox.id))
     async with asyncio.timeout(BIND_S):
         await seal  # before any byte of the caller's program can run
-        if request.command is not None:
-            sandbox.start_command(request.command, first_key(sandbox.id))
+        if send_open is not None:
+            send_open()
         await _bound(bind)
     points.reached("node.create.after_bind")
     context.store.save_sandbox(sandbox.record)

@@ -84,6 +84,8 @@ class RunningCommand:
             "exec", fields, sink=stdout, stream=self.record.stream, extra_streams=len(others), extra_sinks=others
         )
         self._attach(dict(zip(self._outputs, (stream, *stream.extra), strict=True)))
+        if self.cause is not None:  # ended between its journal line and now
+            self._abort(self.cause)
 
     def adopt(self, channel: Channel, states: dict[int, StreamState], logged: dict[int, int]) -> None:
         """Go on where the log ends, after a re-attach."""

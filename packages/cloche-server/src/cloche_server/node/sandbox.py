@@ -150,7 +150,9 @@ class Sandbox:
 
     @contextmanager
     def call(self) -> Iterator[Channel]:
-        """A request is open: the sandbox is not idle. Gives the channel, or says that it has ended."""
+        """A request is open: the sandbox is not idle. Gives the channel, or says that it has ended or is not made yet."""
+        if self.state is SandboxState.CREATING:
+            raise self.over()
         channel = self.usable()
         self._open_calls += 1
         self._idle_since_ns = None
@@ -208,6 +210,14 @@ class Sandbox:
 
     def start_command(self, request: StartCommand, key: str | None) -> RunningCommand | CommandRecord:
         """Journalled with its stream before OPEN; a repeated key answers with the first one. Never awaits."""
+        command, send_open = self.prepare_command(request, key)
+        send_open()
+        return command
+
+    def prepare_command(
+        self, request: StartCommand, key: str | None
+    ) -> tuple[RunningCommand | CommandRecord, Callable[[], None]]:
+        """The command, journalled, and what sends its OPEN: before any other stream is opened, because of its number."""
         channel = self.usable()
         wanted = request_sha256(request.model_dump_json())
         command = command_of_key(self.id, key) if key is not None else new_id("command")
@@ -215,15 +225,14 @@ class Sandbox:
             first = known if isinstance(known, CommandRecord) else known.record
             if first.request_sha256 != wanted:
                 raise error("idempotency_conflict", "This Idempotency-Key was used for a different command.")
-            return known
+            return known, lambda: None
         fields = self._exec_fields(command, request)
         _check_size(request, fields)
         if channel.stats.streams_open + 2 > STREAMS_PER_OPENER_MAX - 16:
             raise error("overloaded", "The sandbox has as many open streams as it can have.", retry_after_s=1.0)
         record = self._record_of(command, request, wanted, channel.next_stream_id())
         running = self._journalled(record, request)
-        running.open(channel, fields)
-        return running
+        return running, lambda: running.open(channel, fields)
 
     def _record_of(self, command: str, request: StartCommand, wanted: str, stream: int) -> CommandRecord:
         clock = self._context.clock

@@ -56,7 +56,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "rolled_back": _kind(410, "The sandbox was restored; read from the new generation's start."),
     "image_not_found": _kind(404, "See which images are here: cloche doctor"),
     "isolation_unavailable": _kind(422, "Ask for a class that this node has: cloche doctor"),
-    "overloaded": _kind(503, "Wait for the time in Retry-After, or end sandboxes: cloche ps", retryable=True),
+    "overloaded": _kind(503, "Try again later, or end sandboxes that you do not need: cloche ps", retryable=True),
     "create_failed": _kind(500, "See why: cloche node logs", retryable=True),
     "guest_too_old": _kind(500, "Make the image anew with this version's agent."),
     "guest_too_new": _kind(500, "Upgrade the node: cloche up --replace"),
@@ -89,7 +89,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
         503, "Another daemon serves this state directory; replace it: cloche up --replace", retryable=True
     ),
     "engine_missing": _kind(500, "Install the engine: uv tool install 'cloche[server]'"),
-    "engine_too_old": _kind(500, "Upgrade cloche-engine: the installed runsc has known escapes."),
+    "engine_too_old": _kind(500, "The installed runsc has known escapes; upgrade it: uv tool upgrade cloche"),
     "server_missing": _kind(500, "Install the node: uv tool install 'cloche[server]', or set CLOCHE_URL."),
     "no_linux_kernel": _kind(
         500, "Run the node on Linux (a VM, WSL 2, a server) and set CLOCHE_URL: docs/how-to/macos-and-windows.md"
