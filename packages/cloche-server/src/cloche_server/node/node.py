@@ -181,7 +181,9 @@ class Node:
     ) -> Command:
         found = self._live(caller, sandbox)
         with found.call():
-            return shelf.view(found.start_command(request, idempotency_key))
+            command = found.start_command(request, idempotency_key)
+            await asyncio.sleep(0)  # its OPEN leaves now: the guest begins while the answer is put together
+            return shelf.view(command)
 
     async def list_commands(self, caller: Caller, sandbox: str) -> Commands:
         return shelf.all_of(self.context.store, self.roster.find(caller, sandbox))

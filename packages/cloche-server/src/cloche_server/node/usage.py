@@ -37,7 +37,7 @@ async def of(sandbox: Sandbox, now_ns: int) -> Usage | None:
 
 
 async def _ask(sandbox: Sandbox) -> JsonObject:
-    if sandbox.channel is None:
+    if sandbox.channel is None or not sandbox.was_ready:
         return {}
     try:
         async with asyncio.timeout(GUEST_S):
