@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from binascii import b2a_base64
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
+from pybase64 import b64encode
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -44,13 +44,13 @@ def output_events(chunk: OutputChunk) -> bytes:
     name = _NAMES[chunk.fd]
     if size <= EVENT_BYTES_MAX:
         head = b"id: %d.%d\nevent: %b\ndata: " % (chunk.generation, chunk.offset + size, name)
-        return b"".join((head, b2a_base64(data, newline=False), b"\n\n"))
+        return b"".join((head, b64encode(data), b"\n\n"))
     view = memoryview(data)
     parts: list[bytes] = []
     for start in range(0, size, EVENT_BYTES_MAX):
         piece = view[start : start + EVENT_BYTES_MAX]
         parts.append(b"id: %d.%d\nevent: %b\ndata: " % (chunk.generation, chunk.offset + start + len(piece), name))
-        parts.append(b2a_base64(piece, newline=False))
+        parts.append(b64encode(piece))
         parts.append(b"\n\n")
     return b"".join(parts)
 
