@@ -13,12 +13,12 @@ import pytest
 
 from cloche_server.channel import Budget, ByteReader, ByteWriter, Channel, OperationFailed, Stream, StreamState, unwrap
 
-AGENT = Path(__file__).parents[2] / "guest-agent/target/x86_64-unknown-linux-musl/release/cloche-guest"
+AGENT = Path(__file__).parents[2] / "packages/cloche-engine/src/cloche_engine/bin/cloche-guest-x86_64"
 MIB = 1 << 20
 
 pytestmark = [
     pytest.mark.req("EXE-1"),
-    pytest.mark.skipif(not AGENT.exists(), reason="the guest agent is not built (just agent)"),
+    pytest.mark.skipif(not AGENT.exists(), reason="the guest agent is not built (just setup)"),
     pytest.mark.skipif(
         os.geteuid() != 0, reason="as PID 1 the agent changes user for each command; so needs root here"
     ),

@@ -22,6 +22,7 @@ from tests.promises.nodes import RealNode, wait_until
 SCRIPT = Path(__file__).with_name("planted_daemon.py")
 POINTS_WHILE_IT_RUNS = (
     "node.log.after_write",
+    "node.command.after_record",
     "node.command.before_open",
     "node.command.before_confirm",
     "channel.frame.out",

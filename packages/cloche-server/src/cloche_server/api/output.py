@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final, cast
@@ -17,6 +18,7 @@ from cloche_server.api.streams import Piece, Stream, model_event, output_events
 
 router = APIRouter(prefix="/v1", tags=["commands"], route_class=DirectRoute)
 
+WAIT_AGAIN_S: Final = 0.1
 _TRUTH: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
 _DESCRIPTION: Final[dict[str, Any]] = {
     "parameters": [
@@ -101,10 +103,16 @@ async def follow_events(
     async with closing(asked.backend.output(asked.caller, sandbox, command, start, follow=True, fd=fd)) as chunks:
         async for chunk in chunks:
             yield output_events(chunk)
-    view: Command | None = None
-    while view is None or view.ended is None:
+    yield model_event("end", await ended_view(asked, sandbox, command))
+
+
+async def ended_view(asked: Asked, sandbox: str, command: str) -> Command:
+    """The view once the command has ended. A backend that answers sooner, and at once, must not hold up the loop."""
+    view = await asked.backend.wait_command(asked.caller, sandbox, command, WAIT_S_MAX)
+    while view.ended is None:
+        await asyncio.sleep(WAIT_AGAIN_S)
         view = await asked.backend.wait_command(asked.caller, sandbox, command, WAIT_S_MAX)
-    yield model_event("end", view)
+    return view
 
 
 async def _present_events(

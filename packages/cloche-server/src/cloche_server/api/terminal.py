@@ -14,8 +14,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from cloche.wire.commands import Command, Cursor, Resize
 from cloche.wire.errors import ClocheError, error
-from cloche_server.api.asking import WAIT_S_MAX, Asked
-from cloche_server.api.output import closing
+from cloche_server.api.asking import Asked
+from cloche_server.api.output import closing, ended_view
 from cloche_server.api.problems import invalid_fields
 
 router = APIRouter(prefix="/v1")
@@ -63,9 +63,7 @@ async def _screen(asked: Asked, socket: WebSocket, command: Command, start: Curs
                 await socket.send_text(json.dumps({"cursor": f"{chunk.generation}.{chunk.offset}"}))
             await socket.send_bytes(bytes(chunk.data))
             at = (chunk.generation, chunk.offset + len(chunk.data))
-    view: Command | None = None
-    while view is None or view.ended is None:
-        view = await asked.backend.wait_command(asked.caller, command.sandbox, command.id, WAIT_S_MAX)
+    view = await ended_view(asked, command.sandbox, command.id)
     await socket.send_text(f'{{"end": {view.model_dump_json(by_alias=True)}}}')
 
 

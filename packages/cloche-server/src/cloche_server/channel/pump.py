@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -67,6 +68,8 @@ class Pump:
         self.paused_s = 0.0
         self._sock = sock
         self._fd = sock.fileno()
+        self._hang_up = select.poll()
+        self._hang_up.register(self._fd, 0)
         self._loop = loop
         self._take = take
         self._failed: Failed | None = failed
@@ -154,6 +157,9 @@ class Pump:
         if self._unfinished:
             if not self._holds:
                 self._schedule_turn()
+        elif not self._holds and self._hang_up.poll(0):
+            # libuv forgets a socket at its first error, also when there were last words and only those were read.
+            self._schedule_turn()
         elif not self._reading:
             self.release("")
 

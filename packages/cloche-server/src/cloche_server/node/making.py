@@ -16,10 +16,11 @@ from cloche_server.node import admission, booting
 from cloche_server.node.admission import Ask, Use, Watermarks
 from cloche_server.node.context import Context
 from cloche_server.node.images import Image, Images
+from cloche_server.node.keys import command_of_key, request_sha256
 from cloche_server.node.lifecycle import Cause, Life, Why
 from cloche_server.node.records import SandboxRecord
 from cloche_server.node.roster import Roster
-from cloche_server.node.sandbox import Sandbox, command_of_key, request_sha256
+from cloche_server.node.sandbox import Sandbox
 
 ENGINE_OF = {"any": "gvisor", "gvisor": "gvisor", "microvm": "qemu"}
 

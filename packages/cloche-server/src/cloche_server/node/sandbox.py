@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +11,10 @@ from typing import Any, Final
 from cloche.wire.commands import StartCommand
 from cloche.wire.ends import End
 from cloche.wire.errors import ClocheError, error
-from cloche.wire.ids import LETTERS, LOCAL_CELL, new_id
+from cloche.wire.ids import new_id
 from cloche.wire.sandboxes import Sandbox as View
 from cloche.wire.sandboxes import SandboxState, Usage
+from cloche_server import points
 from cloche_server.channel import Channel, ChannelError, JsonObject
 from cloche_server.channel.frames import PAYLOAD_BYTES_MAX, encode_json
 from cloche_server.channel.streams import STREAMS_PER_OPENER_MAX
@@ -25,6 +25,7 @@ from cloche_server.node.command_log import CommandLog
 from cloche_server.node.context import Context
 from cloche_server.node.guest_text import escaped
 from cloche_server.node.keeping import Entry
+from cloche_server.node.keys import command_of_key, request_sha256
 from cloche_server.node.lifecycle import Cause, Facts, Life, Why
 from cloche_server.node.records import CommandRecord, SandboxRecord, plain_request, sandbox_view
 
@@ -35,7 +36,6 @@ PONG_S: Final = 10.0
 PONGS_MISSED_MAX: Final = 2
 KILL_AGAIN_S: Final = 1.0
 SMALL_REQUEST_CHARS: Final = 16_384
-_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Sandbox:
@@ -248,6 +248,7 @@ class Sandbox:
 
     def _journalled(self, record: CommandRecord, request: StartCommand) -> RunningCommand:
         directory = self._context.store.add_command(record)
+        points.reached("node.command.after_record")
         log = CommandLog.create(directory, bytes_max=request.output_bytes_max, on_full=request.on_full)
         running = RunningCommand(self._context, self.record, record, log, self._command_ended, self._command_stuck)
         detail = {"stream": record.stream, "request_sha256": record.request_sha256}
@@ -370,20 +371,6 @@ class Sandbox:
             return recent.ended.result()
         record = self._context.store.command(self.id, first)
         return End.model_validate(record.end) if record is not None and record.end else None
-
-
-def request_sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def command_of_key(sandbox: str, key: str) -> str:
-    """The id that a key gives in this sandbox: a repeat finds the first one's directory, in this daemon or a later one."""
-    number = int.from_bytes(hashlib.sha256(f"{sandbox} {key}".encode()).digest()[:16])
-    tail = []
-    for _ in range(16):
-        number, digit = divmod(number, 36)
-        tail.append(_DIGITS[digit])
-    return LETTERS["command"] + LOCAL_CELL + "".join(tail)
 
 
 def _check_size(request: StartCommand, fields: JsonObject) -> None:

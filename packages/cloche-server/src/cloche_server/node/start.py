@@ -75,11 +75,23 @@ def _tidy(context: Context, roster: Roster, replay: Replay) -> list[tuple[Sandbo
         if found is not None and found.end is None:
             found.end, found.ended_at, found.ended_ns = end, end.get("at"), found.created_ns
             context.store.save_command(found)
+    for _, each in living:
+        _remove_unjournalled(context, replay, each)
     for past in replay.living.values():  # journalled, and its directory is gone: somebody removed it
         context.journal.write(
             "sandbox.ended", sandbox=past.id, detail={"reason": "host_failure", "detail": "its directory is gone"}
         )
     return living
+
+
+def _remove_unjournalled(context: Context, replay: Replay, past: PastSandbox) -> None:
+    """Commands that were written down and not journalled: they never ran, and a repeat of their key starts them."""
+    for name in context.store.commands(past.id):
+        if name in past.commands or name in replay.ended_commands:
+            continue
+        record = context.store.command(past.id, name)
+        if record is None or record.end is None:
+            context.store.remove_command(past.id, name)
 
 
 def _with_end(context: Context, record: SandboxRecord, end: dict[str, Any] | None) -> SandboxRecord:
