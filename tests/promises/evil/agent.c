@@ -102,8 +102,12 @@ static void send_all(const uint8_t *data, size_t count, int deaf) {
     }
 }
 
+/* Streams that were answered: an ABORT that crosses an END on its way gets no second one. */
+static uint8_t ended[1 << 16];
+
 static void send_frame(uint8_t kind, uint32_t stream, const void *payload, uint32_t count) {
     static uint8_t out[PAYLOAD_MAX + 13];
+    if (kind == END && stream < sizeof ended) ended[stream] = 1;
     send_all(out, frame(out, kind, stream, payload, count), 0);
 }
 
@@ -501,6 +505,7 @@ int main(void) {
         if (one.kind == OPEN) opened(&one);
         else if (one.kind == RESET) reset(&one);
         else if (one.kind == PING) send_frame(PONG, 0, one.payload, one.count);
-        else if (one.kind == ABORT) send_text(END, one.stream, "{\"error\":{\"code\":\"aborted\",\"message\":\"\"}}");
+        else if (one.kind == ABORT && (one.stream >= sizeof ended || !ended[one.stream]))
+            send_text(END, one.stream, "{\"error\":{\"code\":\"aborted\",\"message\":\"\"}}");
     }
 }
