@@ -54,12 +54,29 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "cursor_lost": _kind(410, "The oldest output was dropped; read from the offset that the answer names."),
     "cursor_ahead": _kind(416, "Read from an offset that exists."),
     "rolled_back": _kind(410, "The sandbox was restored; read from the new generation's start."),
-    "image_not_found": _kind(404, "See which images are here: cloche doctor"),
+    "image_not_found": _kind(404, "See which images are here: cloche image ls"),
     "isolation_unavailable": _kind(422, "Ask for a class that this node has: cloche doctor"),
     "overloaded": _kind(503, "Try again later, or end sandboxes that you do not need: cloche ps", retryable=True),
     "create_failed": _kind(500, "See why: cloche node logs", retryable=True),
     "guest_too_old": _kind(500, "Make the image anew with this version's agent."),
     "guest_too_new": _kind(500, "Upgrade the node: cloche up --replace"),
+    # images
+    "image_refused": _kind(422, "The image breaks a rule that the detail names; make it anew with another tool."),
+    "image_too_large": _kind(413, "Use a smaller image, or raise the node's limits for images."),
+    "image_corrupt": _kind(
+        502, "Pull it again; if it stays so, the registry or the archive is damaged.", retryable=True
+    ),
+    "image_in_use": _kind(409, "End the sandboxes that run from it first: cloche ps"),
+    "registry_unreachable": _kind(502, "Check the name, the mirror and the network of the node.", retryable=True),
+    "registry_denied": _kind(403, "Log in to the registry (docker login, podman login), or check the name."),
+    "signature_missing": _kind(403, "Use a signed image, or change the node's trust policy."),
+    "signature_invalid": _kind(403, "Use an image signed by a key of the node's trust policy."),
+    "store_busy": _kind(503, "Another node uses this image store; give this one its own: cloche up --images DIR"),
+    "dockerfile_invalid": _kind(400, "Correct the line that the message names.", exit_code=2),
+    "dockerfile_unsupported": _kind(
+        422, "Change the line that the message names, or build with --compat.", exit_code=2
+    ),
+    "build_failed": _kind(422, "See what the step printed.", exit_code=1),
     # inside the guest
     "path_not_found": _kind(404, "Look at what is there: cloche exec ID -- ls -la", exit_code=1),
     "permission_denied": _kind(403, "Ask as another user (user='root'), or change its mode.", exit_code=1),
