@@ -9,6 +9,22 @@ use std::os::fd::RawFd;
 use std::ptr;
 
 const STACK_BYTES: usize = 65_536;
+
+/// Where the child stands until it execs. Kept: a new one for each command would cost a mapping and its page faults.
+pub struct Stack(Vec<u128>);
+
+impl Default for Stack {
+    fn default() -> Self {
+        Stack(Vec::with_capacity(STACK_BYTES / 16))
+    }
+}
+
+impl Stack {
+    fn top(&mut self) -> *mut c_void {
+        // SAFETY: one past the end of the allocation; a stack grows down from it.
+        unsafe { self.0.as_mut_ptr().add(self.0.capacity()).cast() }
+    }
+}
 const DESCRIPTORS_FALLBACK_MAX: i32 = 4_096;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
@@ -53,20 +69,19 @@ struct Shared<'a> {
 }
 
 /// Starts the command; the pid, once it runs its own program.
-pub fn start(launch: &Launch) -> Outcome<i32> {
+pub fn start(launch: &Launch, stack: &mut Stack) -> Outcome<i32> {
     let pointers = |list: &[CString]| -> Vec<*const c_char> {
         list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
     };
     let (argv, env) = (pointers(&launch.argv), pointers(&launch.env));
     let mut shared =
         Shared { launch, argv: argv.as_ptr(), env: env.as_ptr(), step: Step::Done, errno: 0, tried: 0 };
-    let mut stack = vec![0u128; STACK_BYTES / 16];
     // SAFETY: the child runs `enter` on its own stack with `shared`, both of which outlive it here: the
     // agent is stopped until the child execs or exits. The agent has no other thread.
     let pid = unsafe {
         libc::clone(
             enter,
-            stack.as_mut_ptr().add(stack.len()).cast(),
+            stack.top(),
             libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
             ptr::addr_of_mut!(shared).cast(),
         )

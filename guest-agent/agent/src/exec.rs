@@ -61,7 +61,7 @@ pub fn start(
         terminal: ask.pty.is_some(),
     };
     let started_ns = boot_clock_ns();
-    let pid = child::start(&launch)?;
+    let pid = child::start(&launch, &mut context.stack)?;
     let mut operation = ends.operation;
     if let Task::Command(command) = &mut operation.task {
         command.pid = pid;

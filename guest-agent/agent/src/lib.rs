@@ -24,6 +24,7 @@ pub mod pty;
 pub mod pump;
 pub mod reattach;
 pub mod rights;
+pub mod sending;
 pub mod serve;
 pub mod session;
 pub mod stats;

@@ -1,5 +1,6 @@
 //! What a stream asked for, while it runs: its descriptors and what must happen before END.
 
+use crate::exec::boot_clock_ns;
 use crate::poller::{Poller, Want, Watched};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -34,6 +35,27 @@ pub struct Exit {
     pub user_us: u64,
     pub system_us: u64,
     pub max_rss_kb: u64,
+}
+
+impl Exit {
+    /// Any child that has ended, and how.
+    pub fn next() -> Option<(i32, Exit)> {
+        let mut status = 0;
+        // SAFETY: wait4 fills both; a zeroed rusage is valid.
+        let (pid, usage) = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            (libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage), usage)
+        };
+        let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+        let exit = Exit {
+            status,
+            ended_ns: boot_clock_ns(),
+            user_us: us(usage.ru_utime),
+            system_us: us(usage.ru_stime),
+            max_rss_kb: usage.ru_maxrss as u64,
+        };
+        (pid > 0).then_some((pid, exit))
+    }
 }
 
 pub struct Command {

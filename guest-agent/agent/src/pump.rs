@@ -9,9 +9,11 @@ use cloche_protocol::limits::DRAIN_AFTER_EXIT_MS;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-const READ_BYTES: usize = 262_144;
-/// After so much output a command is a bulk writer: a larger pipe, several reads a turn.
-const BULK_AFTER_BYTES: u64 = 131_072;
+/// What one turn reads of a command that says little, and of a bulk writer.
+const READ_BYTES: usize = 16_384;
+const BULK_READ_BYTES: usize = 262_144;
+/// After so much output a command is a bulk writer: a larger pipe and buffer, several reads a turn.
+const BULK_AFTER_BYTES: u64 = 65_536;
 const BULK_PIPE_BYTES: i32 = 1 << 20;
 const RESULT_BYTES_MAX: usize = 1 << 20;
 
@@ -150,14 +152,17 @@ impl Agent {
     }
 
     pub(crate) fn read_output(&mut self, id: u32, index: usize) {
-        self.scratch.resize(READ_BYTES, 0);
         let Some(output) = self.operations.get_mut(&id).and_then(|o| o.outputs.get_mut(index)) else {
             return;
         };
         let Some(source) = &mut output.source else { return };
+        let most = if output.bulk { BULK_READ_BYTES } else { READ_BYTES };
+        if self.scratch.len() < most {
+            self.scratch.resize(most, 0);
+        }
         let mut total = 0;
         let ended = loop {
-            let room = self.session.room(output.stream).min(READ_BYTES - total);
+            let room = self.session.room(output.stream).min(most - total);
             if room == 0 {
                 break false;
             }
@@ -274,7 +279,7 @@ impl Agent {
         if let Some(operation) = self.operations.remove(&id) {
             operation.close(&self.poller);
         }
-        if self.operations.is_empty() {
+        if self.operations.is_empty() && self.scratch.len() > READ_BYTES {
             self.scratch = Vec::new();
         }
     }

@@ -1,10 +1,11 @@
 //! The loop: carrier, signals and the descriptors of operations, one turn after another.
 
 use crate::bind::{self, Bound};
-use crate::carrier::{Carrier, Received, READ_BYTES};
+use crate::carrier::{Carrier, Received, READ_BYTES_MAX, READ_BYTES_MIN};
+use crate::child::Stack;
 use crate::failure::{Failure, Outcome};
 use crate::json::{list, Object};
-use crate::operation::{of_token, Operation, Role, Task, Worker};
+use crate::operation::{of_token, Exit, Operation, Role, Task, Worker};
 use crate::poller::{check, Poller, Ready, Want};
 use crate::rights::{harden, Rights};
 use crate::session::{Event, Session};
@@ -23,6 +24,9 @@ const SIGNALS: u64 = 1;
 /// Commands are 20 characters; longer ones would make STATE too large for a frame.
 const COMMAND_BYTES_MAX: usize = 64;
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
+/// How long OPENED of a command waits for something to go with it. Nobody needs it alone, and sending it while the
+/// command starts takes the processor from the command; a quick one says all it has to say in one write.
+const OPENED_PATIENCE: Duration = Duration::from_millis(5);
 
 /// What `bind` said, for all later commands.
 #[derive(Default)]
@@ -36,6 +40,7 @@ pub struct Config {
 pub struct Context {
     pub config: Config,
     pub rights: Rights,
+    pub stack: Stack,
     nothing: Option<OwnedFd>,
     users: Option<(Stamp, Users)>,
 }
@@ -78,6 +83,10 @@ pub struct Agent {
     pub(crate) context: Context,
     pub(crate) scratch: Vec<u8>,
     decoder: Decoder,
+    /// What one receive asks for: small until the host sends much, because every page of a buffer costs a fault.
+    read_bytes: usize,
+    /// A command that this turn started, and that reads nothing from the host.
+    just_opened: Option<u32>,
     carrier: Carrier,
     signals: OwnedFd,
     bound: Bound,
@@ -136,9 +145,11 @@ impl Agent {
             operations: BTreeMap::new(),
             by_pid: BTreeMap::new(),
             draining: BTreeSet::new(),
-            context: Context { config, rights, nothing: None, users: None },
+            context: Context { config, rights, stack: Stack::default(), nothing: None, users: None },
             scratch: Vec::new(),
             decoder: Decoder::new(),
+            read_bytes: READ_BYTES_MIN,
+            just_opened: None,
             carrier,
             signals,
             bound: Bound::default(),
@@ -152,11 +163,15 @@ impl Agent {
     pub fn run(&mut self) -> io::Result<()> {
         let mut ready = Vec::new();
         loop {
-            self.flush();
-            if self.stop_at.is_some_and(|at| self.session.out.is_empty() || at <= Instant::now()) {
-                return Ok(());
+            if self.just_opened.take().is_some_and(|stream| self.session.has_only(stream)) {
+                self.poller.wait(Some(OPENED_PATIENCE), &mut ready);
+            } else {
+                self.flush();
+                if self.stop_at.is_some_and(|at| self.session.out.is_empty() || at <= Instant::now()) {
+                    return Ok(());
+                }
+                self.poller.wait(self.timeout(), &mut ready);
             }
-            self.poller.wait(self.timeout(), &mut ready);
             for one in ready.drain(..) {
                 match one.token {
                     CARRIER => {
@@ -212,8 +227,11 @@ impl Agent {
         if !ready.read {
             return Ok(true);
         }
-        match self.carrier.receive(self.decoder.space(READ_BYTES))? {
+        match self.carrier.receive(self.decoder.space(self.read_bytes))? {
             Received::Bytes(count) => {
+                if count >= self.read_bytes {
+                    self.read_bytes = (self.read_bytes * 4).min(READ_BYTES_MAX);
+                }
                 self.decoder.filled(count);
                 self.decode();
             }
@@ -313,6 +331,7 @@ impl Agent {
             self.by_pid.insert(command.pid, stream);
             self.session.opened(stream, Object::new().number("pid", command.pid).finish());
         }
+        self.just_opened = (operation.input.is_none()).then_some(stream);
         self.admit(stream, operation);
         Ok(())
     }
@@ -344,7 +363,7 @@ impl Agent {
     /// Every child, also those that commands left behind.
     fn reap(&mut self) {
         self.drain_signals();
-        while let Some((pid, exit)) = next_exit() {
+        while let Some((pid, exit)) = Exit::next() {
             if let Some(stream) = self.by_pid.remove(&pid) {
                 self.on_exit(stream, exit);
             }
@@ -364,22 +383,4 @@ fn check_head(stream: u32, head: wire::Head) -> Outcome<wire::Head> {
         return Err(Failure::invalid("stderr_stream: the next even id, for exec only"));
     }
     Ok(head)
-}
-
-fn next_exit() -> Option<(i32, crate::operation::Exit)> {
-    let mut status = 0;
-    // SAFETY: wait4 fills both; a zeroed rusage is valid.
-    let (pid, usage) = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        (libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage), usage)
-    };
-    let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
-    let exit = crate::operation::Exit {
-        status,
-        ended_ns: exec::boot_clock_ns(),
-        user_us: us(usage.ru_utime),
-        system_us: us(usage.ru_stime),
-        max_rss_kb: usage.ru_maxrss as u64,
-    };
-    (pid > 0).then_some((pid, exit))
 }

@@ -1,4 +1,4 @@
-//! The channel's bookkeeping: streams, credit, what is sent next. Pure: frames in, events out.
+//! The channel's bookkeeping: streams and credit. Pure: frames in, events out; `sending.rs` says what goes out next.
 //!
 //! What a stream still has to send is derived from its state and never queued as frames, so a
 //! re-attach (`reattach.rs`) only moves positions back.
@@ -10,8 +10,6 @@ use cloche_protocol::limits::*;
 use cloche_protocol::{Frame, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sent in one write: throughput goes with the bytes of a write, not with the size of a frame.
-const FLUSH_BYTES: usize = 262_144;
 const PONGS_WAITING_MAX: usize = 64;
 /// Receive windows grow while their sum stays below this; the rest is for output.
 const RECEIVE_WINDOWS_MAX: u64 = WINDOWS_BYTES_PER_SANDBOX_MAX / 2;
@@ -48,7 +46,7 @@ pub struct Session {
     pub(crate) pool: Pool,
     pub out: Outbox,
     pongs: usize,
-    cursor: u32,
+    pub(crate) cursor: u32,
     pub(crate) held: usize,
     receive_windows: u64,
     starved: bool,
@@ -341,59 +339,5 @@ impl Session {
         stream.receive.wanted = false;
         let waiting = stream.receive.bytes.len();
         self.taken(id, waiting);
-    }
-
-    // What is sent.
-
-    /// Appends frames until there is a write's worth or nothing is left.
-    pub fn fill(&mut self) {
-        if self.silent.is_some() {
-            return;
-        }
-        while self.out.pending().len() < FLUSH_BYTES {
-            let next =
-                self.ready.range(self.cursor.saturating_add(1)..).next().or(self.ready.first()).copied();
-            let Some(id) = next else { return };
-            self.cursor = id;
-            if !self.emit(id) {
-                self.ready.remove(&id);
-            }
-        }
-    }
-
-    pub fn has_more(&self) -> bool {
-        self.silent.is_none() && !self.ready.is_empty()
-    }
-
-    fn emit(&mut self, id: u32) -> bool {
-        let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if let (Some(opened), false) = (&stream.opened, stream.opened_sent) {
-            self.out.push(Kind::Opened, id, opened);
-            stream.opened_sent = true;
-        }
-        if stream.opened.is_some() && stream.parent.is_none() {
-            stream.receive.emit(id, &mut self.out);
-        }
-        if stream.send.emit(id, &mut self.out) {
-            return true;
-        }
-        if let (Some(parent), true) = (stream.parent, stream.send.eof_sent) {
-            self.ready.insert(parent);
-        }
-        self.emit_end(id);
-        false
-    }
-
-    fn emit_end(&mut self, id: u32) {
-        let Some(stream) = self.streams.get(&id) else { return };
-        let stderr_done = stream.stderr.and_then(|s| self.streams.get(&s)).is_none_or(|s| s.send.is_done());
-        if stream.end_sent || !stream.send.is_done() || !stderr_done {
-            return;
-        }
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        if let Some(end) = &stream.end {
-            self.out.push(Kind::End, id, end);
-            stream.end_sent = true;
-        }
     }
 }

@@ -61,7 +61,7 @@ class CommandLog:
 
     @classmethod
     def create(cls, directory: Path, *, bytes_max: int, on_full: OnFull) -> CommandLog:
-        """`directory` exists; the files come with the first byte, so a command waits for none of it."""
+        """The directory and its files come with the first byte, so a command waits for none of it."""
         log = cls(directory, bytes_max=bytes_max, on_full=on_full)
         log._is_new = True
         return log
@@ -70,6 +70,9 @@ class CommandLog:
     def recover(cls, directory: Path, *, bytes_max: int, on_full: OnFull) -> CommandLog:
         """The log as a killed writer left it."""
         log = cls(directory, bytes_max=bytes_max, on_full=on_full)
+        if not directory.is_dir():
+            log._is_new = True  # not a byte was written
+            return log
         log._fds = log._open(os.O_CREAT)
         log._recover()
         return log
@@ -286,9 +289,11 @@ class CommandLog:
 
     def _files(self) -> tuple[int, int]:
         if self._fds is None:
-            new, self._is_new = self._is_new, False
-            self._fds = self._open(os.O_CREAT | os.O_EXCL if new else 0)
-            if new:
+            if self._is_new:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fds = self._open(os.O_CREAT if self._is_new else 0)
+            if self._is_new:
+                self._is_new = False
                 self._write_header()
             else:
                 os.lseek(self._fds[1], 0, os.SEEK_END)

@@ -4,8 +4,8 @@
     generation                               how many daemons have served it
     journal/                                 see `journal`
     sandboxes/ID/record.json                 what is shown of it, 0600
-    sandboxes/ID/commands/ID/record.json
-    sandboxes/ID/commands/ID/{output,index}  see `command_log`
+    sandboxes/ID/commands.jsonl              see `command_book`
+    sandboxes/ID/commands/ID/{output,index}  see `command_log`; made with the first byte of output
 
 Names below it are our own ids, never a guest's word.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,13 +23,16 @@ import msgspec
 
 from cloche.wire.errors import error
 from cloche.wire.ids import is_id
+from cloche_server.node.command_book import CommandBook
 from cloche_server.node.records import CommandRecord, SandboxRecord
 
 VERSION: Final = 1
 RECORD: Final = "record.json"
+COMMANDS: Final = "commands.jsonl"
+BOOKS_MAX: Final = 1024
+"""Sandboxes whose command index stays in memory."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 _SANDBOX: Final = msgspec.json.Decoder(SandboxRecord)
-_COMMAND: Final = msgspec.json.Decoder(CommandRecord)
 
 
 class Store:
@@ -39,6 +43,7 @@ class Store:
         self.journal_dir = root / "journal"
         self._sandboxes = root / "sandboxes"
         self._base = str(self._sandboxes)
+        self._books: OrderedDict[str, CommandBook] = OrderedDict()
         self._sandboxes.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._check_version()
         self.generation = self._next_generation()
@@ -62,7 +67,6 @@ class Store:
     def add_sandbox(self, record: SandboxRecord) -> None:
         directory = f"{self._base}/{record.id}"
         os.mkdir(directory, 0o700)
-        os.mkdir(f"{directory}/commands", 0o700)
         _write_new(f"{directory}/{RECORD}", _ENCODE(record))
 
     def save_sandbox(self, record: SandboxRecord) -> None:
@@ -80,6 +84,7 @@ class Store:
 
     def remove_sandbox(self, sandbox: str) -> int:
         """How many bytes that freed."""
+        self._books.pop(sandbox, None)
         directory = self._sandboxes / sandbox
         freed = _bytes_below(directory)
         shutil.rmtree(directory, ignore_errors=False)
@@ -93,29 +98,34 @@ class Store:
         return Path(f"{self._base}/{sandbox}/commands/{command}")
 
     def add_command(self, record: CommandRecord) -> Path:
-        directory = self.command_dir(record.sandbox, record.id)
-        os.mkdir(directory, 0o700)
-        _write_new(f"{directory}/{RECORD}", _ENCODE(record))
-        return directory
+        """Where its output will be; nothing is made there before there is some."""
+        self._book(record.sandbox).add(record)
+        return self.command_dir(record.sandbox, record.id)
 
     def save_command(self, record: CommandRecord) -> None:
-        _write(f"{self.command_dir(record.sandbox, record.id)}/{RECORD}", _ENCODE(record))
+        self._book(record.sandbox).save(record)
 
     def commands(self, sandbox: str) -> list[str]:
-        try:
-            names = os.listdir(self._sandboxes / sandbox / "commands")
-        except FileNotFoundError:
-            return []
-        return [name for name in names if is_id(name, "command")]
+        return self._book(sandbox).ids()
 
     def command(self, sandbox: str, command: str) -> CommandRecord | None:
-        try:
-            return _COMMAND.decode(_read(f"{self._base}/{sandbox}/commands/{command}/{RECORD}"))
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
+        return self._book(sandbox).get(command)
 
     def remove_command(self, sandbox: str, command: str) -> None:
-        shutil.rmtree(self.command_dir(sandbox, command))
+        self._book(sandbox).remove(command)
+        directory = self.command_dir(sandbox, command)
+        if directory.is_dir():
+            shutil.rmtree(directory)
+
+    def _book(self, sandbox: str) -> CommandBook:
+        assert is_id(sandbox, "sandbox"), "paths are made of our own ids"
+        book = self._books.get(sandbox)
+        if book is None:
+            book = self._books[sandbox] = CommandBook(f"{self._base}/{sandbox}/{COMMANDS}")
+            if len(self._books) > BOOKS_MAX:
+                self._books.popitem(last=False)
+        self._books.move_to_end(sandbox)
+        return book
 
     # --- sizes --------------------------------------------------------------------------------------
 
