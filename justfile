@@ -49,6 +49,7 @@ wheels:
 fmt:
     @ruff check --quiet --fix-only . && ruff format --quiet .
     @if [ -f guest-agent/Cargo.toml ]; then cargo fmt --all --manifest-path guest-agent/Cargo.toml; fi
+    @cargo fmt --all --manifest-path converter/Cargo.toml
 
 # Renew the hash-pinned locks in requirements/ (`just lock --upgrade`)
 lock *args:

@@ -21,6 +21,13 @@ cache_lock() {
     flock 9
 }
 
+# place FILE TARGET: an executable, put there in one step, and only when it differs: a test may be running it.
+place() {
+    cmp --silent "$1" "$2" && return
+    install -D -m 0755 "$1" "$2.part"
+    mv "$2.part" "$2"
+}
+
 say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2; }
 die() { say "$*"; exit 1; }
 need() { command -v "$1" >/dev/null || die "$1 is not installed. $2"; }

@@ -16,11 +16,13 @@ part lint ruff check .
 part types mypy
 part imports lint-imports --no-logo
 part locks tools/lock.sh --check
-if [[ -f guest-agent/Cargo.toml ]]; then
-    part rustfmt cargo fmt --all --check --manifest-path guest-agent/Cargo.toml
-    CARGO_TARGET_DIR="${CLOCHE_BUILD_CACHE:-$HOME/.cache/cloche-build}/cargo-target" \
-        part clippy cargo clippy --quiet --locked --manifest-path guest-agent/Cargo.toml --all-targets -- -D warnings
-fi
+export CARGO_TARGET_DIR="${CLOCHE_BUILD_CACHE:-$HOME/.cache/cloche-build}/cargo-target"
+for crate in guest-agent converter; do
+    part "rustfmt $crate" cargo fmt --all --check --manifest-path "$crate/Cargo.toml"
+    part "clippy $crate" cargo clippy --quiet --locked --manifest-path "$crate/Cargo.toml" --all-targets -- -D warnings
+done
+part "clippy converter, planted" cargo clippy --quiet --locked --manifest-path converter/Cargo.toml --features planted \
+    -- -D warnings
 
 if ((${#failed[@]})); then
     printf '\ncheck failed: %s (`just fmt` mends format)\n' "${failed[*]}"

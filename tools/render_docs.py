@@ -115,7 +115,9 @@ ENVIRONMENT: Final = """`cloche VERB --help` prints the same. What the environme
 |---|---|
 | `CLOCHE_URL` | the node to ask: `unix:///PATH`, `https://HOST`, `http://localhost:PORT`; else the machine's, else your own |
 | `CLOCHE_API_KEY` | the key for a node that is asked over TCP |
-| `CLOCHE_ROOTFS` | the file of the default image (`python.erofs`), for `up` and for a node that `run` starts |
+| `CLOCHE_IMAGE` | the default image of a node, for `up` and for a node that `run` starts |
+| `CLOCHE_ROOTFS` | a prebuilt root file system (`python.erofs`): the node's default image when it is there |
+| `CLOCHE_REGISTRIES`, `CLOCHE_TRUST` | the node's files for registries and signatures: [images](../how-to/images.md) |
 | `CLOCHE_DEBUG` | show where an error comes from |
 | `NO_COLOR` | no colours |
 
@@ -136,9 +138,10 @@ def cli_page() -> str:
         parts.append(_verb(command, click.Context(command, info_name=name, parent=context)))
         if isinstance(command, click.Group):
             inner = click.Context(command, info_name=name, parent=context)
-            parts += [
-                _verb(sub, click.Context(sub, info_name=key, parent=inner)) for key, sub in command.commands.items()
-            ]
+            for key in command.list_commands(inner):
+                sub = command.get_command(inner, key)
+                assert sub is not None
+                parts.append(_verb(sub, click.Context(sub, info_name=key, parent=inner)))
     return "".join(parts)
 
 
@@ -154,7 +157,7 @@ def _verb(command: Any, context: Any) -> str:
 
 
 PYTHON: Final = (
-    "Sandbox", "Commands", "Command", "Files", "Ports", "PortConnection", "Terminal", "Result", "Chunk", "CommandFailed", "Node",
+    "Sandbox", "Commands", "Command", "Files", "Ports", "PortConnection", "Terminal", "Result", "Chunk", "CommandFailed", "Node", "Images",
 )  # fmt: skip
 
 

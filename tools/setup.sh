@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything a checkout needs before its first test: system packages (only the missing
-# ones), the Python environment, the engine, the agent, the root file system, and the
+# ones), the Python environment, the engine, the agent, the image converter, the root file system, and the
 # clean Debian in which the promises install a release.
 # Seconds when another clone on this machine has done it before (tools/cache.sh).
 set -euo pipefail
@@ -9,7 +9,9 @@ source tools/cache.sh
 
 # command:package, as Debian names them
 needs=(mmdebstrap:mmdebstrap mkfs.erofs:erofs-utils newuidmap:uidmap gcc:gcc strace:strace
-    tmux:tmux qemu-system-x86_64:qemu-system-x86)
+    tmux:tmux qemu-system-x86_64:qemu-system-x86
+    autoreconf:autoconf automake:automake libtoolize:libtool pkg-config:pkg-config patch:patch
+    docker-registry:docker-registry skopeo:skopeo umoci:umoci buildah:buildah)
 
 install_packages() {
     local pair missing=()
@@ -44,7 +46,10 @@ stage install_packages
 stage python_environment
 stage tools/build_runsc.sh
 stage tools/build_agent.sh
+stage tools/build_erofs.sh
+stage tools/build_converter.sh
 stage python3 tools/engine_manifest.py
 stage tools/build_rootfs.sh
+stage tools/build_converter.sh --features planted --out build/planted
 stage tools/build_microvm.sh
 stage tools/build_chroot.sh >/dev/null

@@ -356,7 +356,7 @@ async def test_a_create_that_fails_leaves_nothing(house: House) -> None:
     assert (await house.node.list(ME, include_ended=True, usage=False)) == []
     assert house.node.context.store.sandboxes() == []
     await house.create(name="box")
-    await raises("image_not_found", house.create(image="nope"))
+    await raises("image_not_found", house.create(image="nope", pull="never"))
     await raises("isolation_unavailable", house.create(isolation="microvm"))
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -160,3 +163,128 @@ def test_what_is_not_alive_is_not_adopted(node: Node, engine: str) -> None:
     wanted = spec(engine, id=new_id())
     assert node.ask("adopt", spec=json.loads(wanted.to_json())) is None
     assert node.left(wanted.id) == []
+
+
+# -------------------------------------------------------------------------- the writable layer
+
+
+@contextmanager
+def sink() -> Iterator[Path]:
+    """A file that the node, another user, may write."""
+    with tempfile.TemporaryDirectory(prefix="cloche-test-") as made:
+        Path(made).chmod(0o755)
+        path = Path(made) / "upper.tar"
+        path.touch()
+        path.chmod(0o666)
+        yield path
+
+
+CHANGES = """
+set -e
+cd /srv && echo one > made && chmod 4751 made && ln made linked && ln -s made soft && mkdir new && echo two > new/file
+rm /etc/issue /etc/issue.net /etc/debian_version
+chmod 700 /etc/passwd
+"""
+
+
+@pytest.mark.req("IMG-1")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.timeout(180)
+def test_what_changed_comes_out_as_a_tar(node: Node, engine: str) -> None:
+    sandbox, _, guest = started(node, engine)
+    if not node.ask("capabilities", engine=engine)["export_upper"]:
+        with sink() as path, pytest.raises(Refused) as caught:
+            node.ask("export", sandbox=sandbox, path=str(path))
+        assert caught.value.code == "unsupported"
+        assert guest.run("/bin/echo", "untouched")[1] == b"untouched\n"
+        node.ask("kill", sandbox=sandbox)
+        return
+    end, output = guest.run("/bin/sh", "-c", CHANGES, user="0:0")
+    assert end["ok"]["code"] == 0, output
+    assert guest.run("/bin/sh", "-c", "echo three > /workspace/own")[0]["ok"]["code"] == 0
+    with sink() as path:
+        assert node.ask("export", sandbox=sandbox, path=str(path)) == path.stat().st_size
+        found = entries(path)
+    assert found["srv/made"].isreg()
+    assert (found["srv/made"].mode, found["srv/made"].size) == (0o4751, 4)
+    assert (found["srv/linked"].islnk(), found["srv/linked"].linkname.strip("./")) == (True, "srv/made")
+    assert (found["srv/soft"].issym(), found["srv/soft"].linkname) == (True, "made")
+    assert (found["srv/new/file"].uid, found["workspace/own"].uid, found["workspace/own"].gid) == (0, 1000, 1000)
+    assert found["etc/passwd"].mode == 0o700
+    assert found["etc/passwd"].size > 0, "a file of the image that was only chmod'ed comes whole"
+    assert "etc/group" not in found, "what did not change is not there"
+    gone = [found[f"etc/{name}"] for name in ("debian_version", "issue", "issue.net")]
+    [first] = [each for each in gone if each.ischr()]
+    assert (first.devmajor, first.devminor) == (0, 0)
+    assert [each.linkname for each in gone if each is not first] == [first.name] * 2, (
+        "further whiteouts are links to it"
+    )
+    # It goes on, and a second export sees what came after the first.
+    assert guest.run("/bin/sh", "-c", "echo more > /srv/later", user="0:0")[0]["ok"]["code"] == 0
+    with sink() as path:
+        node.ask("export", sandbox=sandbox, path=str(path))
+        assert set(entries(path)) == {*found, "srv/later"}
+    node.ask("kill", sandbox=sandbox)
+    assert node.left(sandbox) == []
+
+
+def entries(path: Path) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(path) as tar:
+        return {member.name.strip("./"): member for member in tar.getmembers()}
+
+
+@pytest.mark.req("IMG-1")
+@pytest.mark.req("RES-1")
+@pytest.mark.timeout(180)
+def test_an_export_has_a_limit_and_the_guest_goes_on(node: Node) -> None:
+    sandbox, _, guest = started(node, "gvisor")
+    assert guest.run("/bin/sh", "-c", "head -c 8000000 /dev/zero > /srv/big", user="0:0")[0]["ok"]["code"] == 0
+    with sink() as path:
+        size = node.ask("export", sandbox=sandbox, path=str(path))
+    for limit in (0, 1, 1 << 20, size - 1):
+        with sink() as path, pytest.raises(Refused) as caught:
+            node.ask("export", sandbox=sandbox, path=str(path), bytes_max=limit)
+        assert caught.value.code == "too_large"
+        assert guest.run("/bin/echo", "on")[1] == b"on\n"
+    with sink() as path:
+        assert node.ask("export", sandbox=sandbox, path=str(path), bytes_max=size) == size
+    with pytest.raises(Refused) as caught:
+        node.ask("export_to_nobody", sandbox=sandbox)
+    assert caught.value.code == "BrokenPipeError"
+    assert guest.run("/bin/echo", "on")[1] == b"on\n"
+    node.ask("pause", sandbox=sandbox)  # its control connection was replaced, and works
+    node.ask("resume", sandbox=sandbox)
+    node.ask("kill", sandbox=sandbox)
+    assert node.left(sandbox) == []
+
+
+@pytest.mark.req("IMG-1")
+@pytest.mark.timeout(180)
+def test_an_export_that_is_given_up_lets_the_guest_go_on(node: Node) -> None:
+    """Into a pipe that nobody reads: cancelled while it stands, and nothing of it is left in the daemon."""
+    sandbox, _, guest = started(node, "gvisor")
+    assert guest.run("/bin/sh", "-c", "head -c 8000000 /dev/zero > /srv/big", user="0:0")[0]["ok"]["code"] == 0
+    before = node.ask("descriptors")
+    node.ask("export_and_cancel", sandbox=sandbox)
+    assert guest.run("/bin/echo", "on")[1] == b"on\n"
+    assert wait_until(lambda: node.ask("descriptors") <= before)
+    node.ask("kill", sandbox=sandbox)
+    assert node.left(sandbox) == []
+
+
+@pytest.mark.req("IMG-1")
+@pytest.mark.timeout(180)
+def test_a_guest_that_writes_meanwhile_is_cut_at_one_moment(node: Node) -> None:
+    sandbox, _, guest = started(node, "gvisor")
+    script = "i=0; while :; do i=$((i+1)); echo $i > first; echo $i > second; [ $i = 1 ] && echo begun; done"
+    stream = guest.start_command("/bin/sh", "-c", f"cd /workspace; {script}")
+    guest.expect(DATA, stream)
+    for _ in range(5):
+        with sink() as path:
+            node.ask("export", sandbox=sandbox, path=str(path))
+            with tarfile.open(path) as tar:
+                whole = {member.name.rpartition("/")[2]: tar.extractfile(member) for member in tar if member.isreg()}
+                first, second = (int(whole[name].read() or 0) for name in ("first", "second"))  # type: ignore[union-attr]
+        # Each is written after it was emptied: at most one of the two can be empty, and they are never further apart.
+        assert first - second in (0, 1) or first * second == 0 < first + second
+    node.ask("kill", sandbox=sandbox)

@@ -1,6 +1,6 @@
 """Every planted defect. `just defects` runs them; the table is in docs/controls.md.
 
-To add one: write, in `walls` or `lives`, a function that gets the imported module and
+To add one: write, in `walls`, `lives` or `images`, a function that gets the imported module and
 switches one control off (use `replace`), and an entry that names the tests of that
 requirement which must fail. Choose the fastest that truly proves it. Keep the imports to
 the standard library; what a patched function needs of ours it imports when it is called.
@@ -21,10 +21,11 @@ with `from ... import` is patched there.
 """
 
 from tests.defects.defect import Defect
+from tests.defects.images import IMAGES
 from tests.defects.lives import LIVES
 from tests.defects.walls import WALLS
 
-DEFECTS: tuple[Defect, ...] = tuple(sorted((*WALLS, *LIVES), key=lambda defect: defect.id))
+DEFECTS: tuple[Defect, ...] = tuple(sorted((*WALLS, *LIVES, *IMAGES), key=lambda defect: defect.id))
 
 
 def by_id(defect_id: str) -> Defect:

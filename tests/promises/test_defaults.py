@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cloche.cli.image import VERBS as IMAGE_VERBS
 from cloche.cli.main import VERBS
 from cloche.wire.errors import ClocheError
 from tests.promises.chroots import IS_CGROUP_V2
@@ -126,20 +127,25 @@ OPPOSITES = {
     "create": "cloche kill",
     "run": "cloche kill",
     "shell": "cloche kill",
+    "image pull": "cloche image rm",
+    "image build": "cloche image rm",
+    "image import": "cloche image rm",
     "delegate": "--remove",
     "down": "cloche up",
 }
 """Verbs that leave something behind, and what takes it away; each one's --help says so."""
 LEAVE_NOTHING = {"exec", "ps", "top", "logs", "port", "df", "doctor", "node", "version", "completion"}
-TAKE_AWAY = {"kill", "prune", "reset"}
+LEAVE_NOTHING |= {"image ls", "image inspect", "image export"}
+TAKE_AWAY = {"kill", "prune", "reset", "image rm", "image gc", "image fsck"}
 INTO_WHAT_IS_THERE = {"cp"}
 
 
 @pytest.mark.req("UX-7")
 def test_what_leaves_state_names_its_opposite(node: RealNode) -> None:
-    assert set(VERBS) == {*OPPOSITES, *LEAVE_NOTHING, *TAKE_AWAY, *INTO_WHAT_IS_THERE}, "a new verb: put it here"
+    verbs = {verb for verb in VERBS if verb != "image"} | {f"image {verb}" for verb in IMAGE_VERBS}
+    assert verbs == {*OPPOSITES, *LEAVE_NOTHING, *TAKE_AWAY, *INTO_WHAT_IS_THERE}, "a new verb: put it here"
     for verb, opposite in OPPOSITES.items():
-        text = " ".join(node.cloche(verb, "--help").stdout.decode().split())
+        text = " ".join(node.cloche(*verb.split(), "--help").stdout.decode().split())
         assert opposite in text, f"cloche {verb} --help does not name {opposite}"
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ import pytest
 
 from cloche.client import Command, Node, Sandbox
 from cloche.wire.ends import End
-from tests.promises.evil_image import make_images
+from cloche_server.channel.frames import Kind, encode
+from tests.promises.evil import EvilImages, raw, spec
 from tests.promises.nodes import CLI, RealNode, wait_until
 from tests.promises.plants import PlantedNode, guest_processes, planted_node, sentry_pid
 from tests.promises.raw_api import ask
@@ -31,13 +31,10 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[PlantedNode]:
-    """With an image whose agent is evil, and a daemon that soon asks a silent guest whether it lives."""
-    with tempfile.TemporaryDirectory(prefix="cloche-images-") as name:  # pytest's own are closed to other users
-        images = Path(name)
-        images.chmod(0o755)
-        with planted_node(images=make_images(images), constants=HURRY) as made:
-            yield made
+def node(evil_image: EvilImages) -> Iterator[PlantedNode]:
+    """With images whose agent is evil, and a daemon that soon asks a silent guest whether it lives."""
+    with planted_node(images=evil_image.directory, constants=HURRY) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +182,16 @@ class SandboxRow:
     """None: as the sandbox's."""
     fields: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
-    image: str = "python"
+    is_evil: bool = False
 
 
-def evil(word: str, reason: str) -> SandboxRow:
-    return SandboxRow(f"{reason}-{word}", {"reason": reason}, 125, argv=(word,), image="evil")
+def evil(name: str, reason: str, *argv: str) -> SandboxRow:
+    return SandboxRow(f"{reason}-{name}", {"reason": reason}, 125, argv=argv, is_evil=True)
+
+
+def spoilt(frame: bytes) -> bytes:
+    """With a wrong checksum."""
+    return frame[:-1] + bytes((frame[-1] ^ 1,))
 
 
 SANDBOX_ENDS = [
@@ -210,24 +212,25 @@ SANDBOX_ENDS = [
         flags=("--memory", "96m"),
     ),
     SandboxRow("sentry-killed", {"reason": "host_failure"}, 125, act=kill_sentry),
-    evil("leave", "host_failure"),
-    evil("hang_up", "host_failure"),
-    evil("freeze", "unresponsive"),
-    evil("bad_crc", "protocol_error"),
-    evil("bad_kind", "protocol_error"),
-    evil("bad_json", "protocol_error"),
-    evil("too_much", "protocol_error"),
+    evil("leave", "host_failure", "exit"),
+    evil("hang-up", "host_failure", "hang-up"),
+    evil("freeze", "unresponsive", "stuck"),
+    evil("bad-crc", "protocol_error", "frames", raw(spoilt(encode(Kind.DATA, 4, b"x")))),
+    evil("bad-kind", "protocol_error", "frames", spec(77, "s", b"x")),
+    evil("bad-json", "protocol_error", "frames", spec(Kind.END, "s", b"\x1b]0;title\x07")),
+    evil("too-much", "protocol_error", "frames", f"{int(Kind.DATA)}:s:z70000"),
 ]
 
 
 @pytest.mark.req("EXE-5")
 @pytest.mark.parametrize("row", SANDBOX_ENDS, ids=lambda row: row.name)
-def test_a_sandboxs_end_is_the_same_three_ways(node: PlantedNode, row: SandboxRow) -> None:
+def test_a_sandboxs_end_is_the_same_three_ways(node: PlantedNode, row: SandboxRow, evil_image: EvilImages) -> None:
+    image = evil_image("serve") if row.is_evil else "python"
     name = f"typed-{row.name.replace('_', '-')}"
     with (
         node.client() as client,
-        cloche(node, "run", "--name", name, *row.flags, row.image, "--", *row.argv) as typed,
-        Sandbox.create(row.image, node=client, **row.fields) as box,
+        cloche(node, "run", "--name", name, *row.flags, image, "--", *row.argv) as typed,
+        Sandbox.create(image, node=client, **row.fields) as box,
     ):
         command = box.commands.start(list(row.argv))
         wait_until(lambda: typed.poll() is not None or is_running(client, name), 60, f"{name} to run")
@@ -333,13 +336,13 @@ def test_a_frozen_guest_is_killed_at_once(node: PlantedNode) -> None:
 
 
 @pytest.mark.req("RES-2")
-def test_a_command_ends_at_its_time_limit_even_if_the_agent_is_deaf(node: PlantedNode) -> None:
+def test_a_command_ends_at_its_time_limit_even_if_the_agent_is_deaf(node: PlantedNode, evil_image: EvilImages) -> None:
     """This one answers every PING, so it never counts as silent, and does nothing that it is told."""
-    with node.sandbox(image="evil") as box:
-        command = box.commands.start(["deaf"], timeout_s=1.0)
+    with node.sandbox(image=evil_image("serve")) as box:
+        command = box.commands.start(["stubborn"], timeout_s=1.0)
         assert shown(command.wait(30)) == {"reason": "timed_out", "by": "timeout"}
         assert shown(box.wait(20).ended) == {"reason": "unresponsive"}
-        done = node.cloche("run", "--timeout", "1s", "evil", "--", "deaf")
+        done = node.cloche("run", "--timeout", "1s", evil_image("serve"), "--", "stubborn")
         assert done.returncode == 124, done.stderr
 
 

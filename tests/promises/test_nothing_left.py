@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -198,6 +200,46 @@ def test_cycles_with_the_daemon_killed_during_set_up(
         f"\n{cycles} create / kill cycles, {kills} with the daemon killed during set-up (seed {seed}): nothing left; "
         f"callers were told {answers}; {time.monotonic() - started:.0f} s"
     )
+
+
+@pytest.mark.req("LIF-2")
+@pytest.mark.req("LIF-6")
+def test_a_daemon_that_fails_in_its_start_leaves_no_keeper_but_every_sandbox() -> None:
+    with failing_node() as node:
+        with node.client() as client:
+            box = create(client)
+        fail_in_start(node)
+        keeper = keeper_of(node)  # it holds a sandbox
+        node.start()
+        with node.client() as client:
+            assert client.info().keeper_pid == keeper
+            again = client.connect(box.id)
+            assert again.run(["echo", "still"]).stdout == "still\n"
+            again.kill()
+        fail_in_start(node)
+        wait_until(lambda: not is_there(keeper), what="the end of a keeper that holds nothing")
+        node.start()
+        one_cycle(node)
+
+
+def fail_in_start(node: FailingNode) -> None:
+    node.kill_daemon()
+    node.set_fault("fail", "node.start.after_journal")
+    with pytest.raises(ClocheError) as failed:
+        node.start()
+    assert failed.value.code == "node_unavailable"
+    assert node.was_struck()
+
+
+def keeper_of(node: FailingNode) -> int:
+    """The process that listens on the keeper's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.connect(str(node.paths.keeper_socket))
+        return int(struct.unpack("iII", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 # ---------------------------------------------------------------- the end of everything

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from cloche.client import Command, Node, Sandbox
+from cloche.errors import ClocheError
 from cloche_server.node.launch import up as launcher
 from tests.promises.conversations import Conversation, Figures
+from tests.promises.evil import EvilImages
+from tests.promises.hostile import SMALL, ended
 from tests.promises.nodes import RealNode, wait_until
 from tests.promises.plants import (
     POINTS_WHILE_IT_RUNS,
@@ -27,6 +30,9 @@ from tests.promises.plants import (
 from tests.promises.traces import traces
 
 FULL_TIMEOUT_S = 3600
+SOON_S = 3.0
+"""After a daemon's start, whatever a guest does: the API answers and the other sandboxes work."""
+COUNTING = "for i in $(seq 100); do echo $i; sleep 0.05; done"
 
 
 @pytest.fixture
@@ -152,7 +158,7 @@ def test_a_replacing_daemon_waits_for_the_first_and_goes_on(
     own_node: RealNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with own_node.sandbox(memory_mb=64) as box:
-        going_on = box.commands.start("for i in $(seq 100); do echo $i; sleep 0.05; done")
+        going_on = box.commands.start(COUNTING)
         second = second_daemon(own_node, monkeypatch, "--replace")
         after_a_moment(random.Random(0), 2.0)
         assert os.waitpid(second, os.WNOHANG) == (0, 0), "it did not wait"
@@ -162,6 +168,67 @@ def test_a_replacing_daemon_waits_for_the_first_and_goes_on(
         with own_node.client() as client:
             assert client.info().pid == second
             assert box.info().ended is None
+
+
+@pytest.mark.req("LIF-6")
+@pytest.mark.req("ISO-7")
+@pytest.mark.timeout(300)
+def test_a_guest_that_ignores_the_new_daemon_keeps_nobody_waiting(
+    own_evil_node: RealNode, evil_image: EvilImages
+) -> None:
+    """It is silent on RESET. The API answers and every other sandbox works soon after the daemon's start."""
+    node = own_evil_node
+    with node.client() as client:
+        honest = [Sandbox.create(node=client, **SMALL).id for _ in range(3)]
+    began = time.monotonic()
+    node.restart_daemon()
+    plain_s = time.monotonic() - began
+    with node.client() as client:
+        deaf = Sandbox.create(evil_image("reset-silent"), node=client, **SMALL).id
+        going_on = [client.connect(each).commands.start(COUNTING) for each in honest]
+        running = client.connect(deaf).commands.start(["hang"])
+    node.kill_daemon()
+    began = time.monotonic()
+    node.start()
+    with node.client() as client:
+        listed = {each.id: each.view.state for each in client.list()}
+        api_s = time.monotonic() - began
+        assert [client.connect(each).run(["echo", "fine"]).stdout for each in honest] == ["fine\n"] * 3
+        works_s = time.monotonic() - began
+        assert listed == dict.fromkeys([deaf, *honest], "running")
+        for each, command in zip(honest, going_on, strict=True):
+            counted = client.connect(each).commands.get(command.id).result()
+            assert counted.stdout == "".join(f"{n}\n" for n in range(1, 101))
+        late = client.connect(deaf)
+        with pytest.raises(ClocheError) as refused:
+            late.run(["ok"])
+        assert refused.value.code == "sandbox_ended", "it waited until that was known"
+        assert ended(late) == "unresponsive"
+        over_s = time.monotonic() - began
+        assert late.commands.get(running.id).result().ended == "unresponsive"
+        assert client.connect(honest[0]).run(["echo", "still"]).stdout == "still\n"
+    print(
+        f"\none deaf guest of four: the API answered {api_s:.2f} s after the daemon's start ({plain_s:.2f} s without it), "
+        f"the others had worked after {works_s:.2f} s, the deaf one was over after {over_s:.1f} s"
+    )
+    assert works_s < max(SOON_S, plain_s + 1.5), "a machine may be slow, but not because of that guest"
+
+
+@pytest.mark.req("LIF-6")
+@pytest.mark.req("RES-2")
+def test_a_guest_that_ignores_the_new_daemon_is_killed_at_once(own_evil_node: RealNode, evil_image: EvilImages) -> None:
+    with own_evil_node.client() as client:
+        deaf = Sandbox.create(evil_image("reset-silent"), node=client, **SMALL).id
+    own_evil_node.restart_daemon()
+    with own_evil_node.client() as client:
+        began = time.monotonic()
+        end = client.connect(deaf).kill().ended
+        killed_s = time.monotonic() - began
+        assert end is not None
+        assert end.reason == "killed"
+    wait_until(lambda: not guest_processes(own_evil_node), what="its processes to be gone")
+    print(f"\na deaf guest was killed in {killed_s:.2f} s")
+    assert killed_s < SOON_S
 
 
 @pytest.mark.req("LIF-6")

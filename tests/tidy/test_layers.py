@@ -9,9 +9,9 @@ from tests.tidy.sources import python_files, report, shown, tree
 
 # Room (by path) -> what it may import besides the standard library and itself.
 NARROW_ROOMS = {
-    r"cloche_server/keeper/": r"cloche_server\.(engines\.spec|engines\.\w+\.command)$",
-    r"cloche_server/engines/spec\.py$": r"(?!)",
-    r"cloche_server/engines/\w+/command\.py$": r"cloche_server\.engines\.spec$",
+    r"cloche_server/keeper/": r"cloche_server\.(engines\.(plan|spec)|engines\.\w+\.command)$",
+    r"cloche_server/engines/(plan|spec)\.py$": r"(?!)",
+    r"cloche_server/engines/\w+/command\.py$": r"cloche_server\.engines\.(plan|spec)$",
 }
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 from cloche.wire import defaults
 from cloche_engine.binaries import runsc_path
 from cloche_server.engines.gvisor import command
+from cloche_server.engines.plan import Places
 from cloche_server.engines.spec import SandboxSpec
 from cloche_server.keeper.cgroups import Cgroup
 from cloche_server.node.launch import cgroup as cgroups
@@ -90,7 +91,7 @@ class BareSandbox:
         self._work = base / name
         self._cgroup = cgroup
         self._host_id = host_id
-        places = command.Places(
+        places = Places(
             engine=str(runsc_path().parent),
             work=str(self._work),
             image=str(default_images_dir() / IMAGE),

@@ -5,6 +5,7 @@ A figure is a class with two methods that each return one sample:
     @figure("cold_create", unit="ms", at_most=1.15)
     class ColdCreate:
         is_long = False                   # optional: set to True for `--long`
+        unit = "s"                        # optional: set while it runs, where the size differs with `--long`
         def __enter__(self): ...          # optional: set up once
         def __exit__(self, *exc): ...     # optional: undo it
         def ours(self) -> float: ...
@@ -18,7 +19,7 @@ A figure without a baseline leaves `bare` out; then the bound is on our own medi
 import contextlib
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CI_SAMPLES = 10
@@ -109,7 +110,7 @@ def measure(fig: Figure, *, long: bool) -> Result:
     context = instance if hasattr(instance, "__enter__") else contextlib.nullcontext(instance)
     with context:
         ours, bare = take_samples(instance, n, warm_up=fig.warm_up)
-    return summarise(fig, ours, bare)
+    return replace(summarise(fig, ours, bare), unit=getattr(instance, "unit", fig.unit))
 
 
 def summarise(fig: Figure, ours: list[float], bare: list[float]) -> Result:

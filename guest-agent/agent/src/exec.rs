@@ -74,8 +74,8 @@ fn c_string(bytes: &[u8]) -> Outcome<CString> {
     CString::new(bytes).map_err(|_| Failure::invalid("a NUL byte in an argument"))
 }
 
-/// What the command keeps: never more than the agent itself has.
-fn capabilities(privileges: Option<&str>, permitted: u64) -> Outcome<u64> {
+/// What a command, or a file operation, keeps: never more than the agent itself has.
+pub fn capabilities(privileges: Option<&str>, permitted: u64) -> Outcome<u64> {
     match privileges {
         None | Some("none") => Ok(0),
         Some("package-install") => {

@@ -8,7 +8,7 @@ use crate::tar::{padding, read_header, Header, Kind};
 use crate::tree_read::Errors;
 use crate::wire::Text;
 use crate::worker::Channel;
-use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{self as rfs, AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 use serde::Deserialize;
 use std::io::{BufReader, Read};
@@ -24,11 +24,15 @@ pub struct Ask {
     path: Text,
     #[serde(default)]
     overwrite: bool,
+    /// Owners are the archive's numbers, and a folder that is there gets owner and mode too.
+    #[serde(default)]
+    owners: bool,
 }
 
 struct Unpack {
     root: OwnedFd,
     overwrite: bool,
+    owners: bool,
     /// The last folder used: archives keep a folder's files together.
     recent: Option<(Vec<u8>, OwnedFd)>,
     /// Modes that would have kept us from filling the folder, for the end.
@@ -48,6 +52,7 @@ pub fn write(ask: &Ask, channel: &mut Channel) -> Outcome<String> {
     let mut unpack = Unpack {
         root,
         overwrite: ask.overwrite,
+        owners: ask.owners,
         recent: None,
         later: Vec::new(),
         buffer: vec![0; BUFFER_BYTES],
@@ -117,6 +122,7 @@ impl Unpack {
             Kind::File => self.file(folder, name, header, content)?,
             Kind::Symlink => {
                 self.fresh(folder, name, || rfs::symlinkat(&header.link[..], folder, name))?;
+                self.own(folder, name, header)?;
             }
             Kind::HardLink => {
                 let Some((from, old)) = self.place(&header.link)? else {
@@ -127,6 +133,7 @@ impl Unpack {
             Kind::Fifo => {
                 let mode = Mode::from_raw_mode(header.mode);
                 self.fresh(folder, name, || rfs::mknodat(folder, name, rfs::FileType::Fifo, mode, 0))?;
+                self.own(folder, name, header)?;
             }
             Kind::Other(byte) => {
                 return Err(Failure::new("unsupported", format!("tar entry of type {byte:#x}")));
@@ -157,7 +164,7 @@ impl Unpack {
             Err(Errno::EXIST) => {
                 let old = rfs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
                 if rfs::FileType::from_raw_mode(old.st_mode) == rfs::FileType::Directory {
-                    return Ok(());
+                    return self.own_folder(parent, name, header);
                 }
                 self.fresh(parent, name, || {
                     rfs::mkdirat(parent, name, Mode::from_raw_mode(header.mode | 0o700))
@@ -165,8 +172,27 @@ impl Unpack {
             }
             Err(error) => return Err(error.into()),
         }
+        self.own_folder(parent, name, header)?;
         if header.mode & 0o700 != 0o700 {
             self.later.push((header.name.clone(), header.mode));
+        }
+        Ok(())
+    }
+
+    /// The archive's owner, where owners are asked for; never through a link.
+    fn own(&self, folder: BorrowedFd<'_>, name: &[u8], header: &Header) -> Outcome<()> {
+        if self.owners {
+            let (uid, gid) = owner(header)?;
+            rfs::chownat(folder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(())
+    }
+
+    /// The mode after the owner: a change of owner takes bits away.
+    fn own_folder(&self, folder: BorrowedFd<'_>, name: &[u8], header: &Header) -> Outcome<()> {
+        self.own(folder, name, header)?;
+        if self.owners {
+            rfs::chmodat(folder, name, Mode::from_raw_mode(header.mode | 0o700), AtFlags::empty())?;
         }
         Ok(())
     }
@@ -187,6 +213,10 @@ impl Unpack {
                 break;
             }
             write_all(fd.as_fd(), &self.buffer[..count])?;
+        }
+        if self.owners {
+            let (uid, gid) = owner(header)?;
+            rfs::fchown(&fd, Some(uid), Some(gid))?;
         }
         if header.mode & 0o7000 != 0 {
             rfs::fchmod(&fd, Mode::from_raw_mode(header.mode))?;
@@ -210,6 +240,14 @@ impl Unpack {
             }
         }
     }
+}
+
+fn owner(header: &Header) -> Outcome<(Uid, Gid)> {
+    // To the kernel this number says "leave it".
+    if header.uid == u32::MAX || header.gid == u32::MAX {
+        return Err(Failure::invalid("an owner that is no number of a user"));
+    }
+    Ok((Uid::from_raw(header.uid), Gid::from_raw(header.gid)))
 }
 
 fn open_folder(parent: BorrowedFd<'_>, name: &[u8]) -> Outcome<OwnedFd> {

@@ -103,7 +103,7 @@ impl Users {
         };
         groups.retain(|id| *id != gid);
         if uid == AGENT_UID || gid == AGENT_UID || groups.contains(&AGENT_UID) {
-            return Err(Failure::new("refused", "uid and gid 64000 belong to the agent"));
+            return Err(Failure::new("no_such_user", "uid and gid 64000 belong to the agent"));
         }
         let home = account.as_ref().map(|a| a.home).filter(|home| !home.is_empty());
         let home = home.unwrap_or(if uid == 0 { b"/root" } else { b"/" }).to_vec();
@@ -181,9 +181,9 @@ mod tests {
             ("", "no_such_user"),
             ("-1", "no_such_user"),
             ("4294967295", "no_such_user"),
-            ("64000", "refused"),
-            ("agent", "refused"),
-            ("1000:64000", "refused"),
+            ("64000", "no_such_user"),
+            ("agent", "no_such_user"),
+            ("1000:64000", "no_such_user"),
         ] {
             assert_eq!(users().resolve(text).expect_err(text).code, code, "{text}");
         }

@@ -5,6 +5,7 @@
 //! (OPENED) and a line `E{…}` at its end (END).
 
 use crate::child::{default_signals, surrender};
+use crate::exec::capabilities;
 use crate::failure::{Failure, Outcome};
 use crate::operation::{token, Operation, Role, Task, Worker};
 use crate::poller::{check, Want, Watched};
@@ -42,6 +43,7 @@ impl Channel {
 #[derive(Deserialize)]
 struct Asker {
     user: Option<String>,
+    privileges: Option<String>,
 }
 
 /// Which data pipes an operation has: in, out.
@@ -72,6 +74,7 @@ pub fn start(context: &mut Context, stream: u32, op: &str, payload: &[u8]) -> Ou
     let asker: Asker = wire::parse(payload)?;
     let user = asker.user.unwrap_or_else(|| context.config.user.clone());
     let identity = context.users().resolve(&user)?;
+    let capabilities = capabilities(asker.privileges.as_deref(), context.rights.permitted)?;
     let (input, output, result) = (pipe(takes)?, pipe(gives)?, pipe(false)?);
     let bounding = context.rights.bounding;
     // SAFETY: the agent has one thread, so the child's copy of it is whole.
@@ -84,7 +87,7 @@ pub fn start(context: &mut Context, stream: u32, op: &str, payload: &[u8]) -> Ou
                 libc::dup2(*fd, target as i32);
             }
             libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
-            let became = surrender(identity.uid, identity.gid, &identity.groups, 0, bounding);
+            let became = surrender(identity.uid, identity.gid, &identity.groups, capabilities, bounding);
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
             default_signals();
             work(op, payload, became.map_err(|errno| Failure::os("become the user", errno)));

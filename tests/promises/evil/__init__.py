@@ -8,7 +8,7 @@ Words of a *behaviour* (how it starts, binds and answers RESET; `serve` is hones
 
 What a *command* does is its argv: `ok [TEXT]`, `end JSON`, `frames SPEC…`, `repeat N SPEC…` (N frames, then `sent N`;
 `repeat-deaf` never reads), `opens N`, `random SEED N`, `burst SPEC…` (for ever, burning CPU where it would wait), `burn`, `endless`, `hang`, `stuck`, `deaf`,
-`hang-up`, `exit`. A SPEC is made by `spec` or `raw`.
+`stubborn` (answers PING and obeys nothing), `hang-up`, `exit`. A SPEC is made by `spec` or `raw`.
 
 `tree.read` and `file.read` answer with the image's file of that path, and PATH.end as END; every other operation
 with /.cloche/answers/OP.data and OP.end. Nothing of it ever runs outside a sandbox.

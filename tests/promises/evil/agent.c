@@ -29,6 +29,7 @@ static size_t in_used;
 static char *behaviour[64];
 static Credit credits[1024];
 static uint32_t highest_host = 2;
+static int stubborn;
 
 static void die(int code) { _exit(code); }
 
@@ -391,6 +392,8 @@ static void command(uint32_t own, char **words, int count) {
     } else if (!strcmp(what, "hang-up")) {
         close(0);
         for (;;) rest(1000);
+    } else if (!strcmp(what, "stubborn")) { /* from now on nothing that is aborted ends; PING is answered */
+        stubborn = 1;
     } else if (!strcmp(what, "exit")) {
         die(3);
     } /* "hang": OPENED, and nothing more; everything else goes on */
@@ -505,7 +508,7 @@ int main(void) {
         if (one.kind == OPEN) opened(&one);
         else if (one.kind == RESET) reset(&one);
         else if (one.kind == PING) send_frame(PONG, 0, one.payload, one.count);
-        else if (one.kind == ABORT && (one.stream >= sizeof ended || !ended[one.stream]))
+        else if (one.kind == ABORT && !stubborn && (one.stream >= sizeof ended || !ended[one.stream]))
             send_text(END, one.stream, "{\"error\":{\"code\":\"aborted\",\"message\":\"\"}}");
     }
 }

@@ -21,14 +21,17 @@ from cloche.wire.nodes import DiskUse, EventList, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, Isolation, Limits, Sandbox, SandboxState
 from cloche_server.api.backend import Caller, OutputChunk
 from tests.unit.api.memory_command import MemoryCommand
+from tests.unit.api.memory_images import MemoryImages
 
 BLOCK = 256 * 1024
+DEFAULT_IMAGE = "python"
 
 
-class MemoryBackend:
+class MemoryBackend(MemoryImages):
     """Implements `Backend`; attributes such as `readers` show a test what the API did with it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sandboxes: dict[str, Sandbox] = {}
         self.commands: dict[str, MemoryCommand] = {}
         self.keys: dict[tuple[str, str], Any] = {}
@@ -56,13 +59,17 @@ class MemoryBackend:
             raise RuntimeError("secret words of the backend")
         if request.image == "full":
             raise error("overloaded", "Too many.", retry_after_s=7)
+        image = request.image or DEFAULT_IMAGE
+        if image.endswith(":absent") and image not in self.images and request.pull == "never":
+            raise error("image_not_found", f"There is no image {image!r} here.", detail={"image": image})
         box = Sandbox(
             id=new_id("sandbox"),
             name=request.name,
             tenant=caller.tenant,
             owner=caller.owner,
             lineage=new_id("lineage"),
-            image=request.image,
+            image=image,
+            image_digest=self.images[image].digest if image in self.images else None,
             state=SandboxState.RUNNING,
             isolation=Isolation.model_validate({"class": "gvisor", "engine": "none", "version": "0", "digest": "0"}),
             limits=request.limits,
@@ -74,7 +81,9 @@ class MemoryBackend:
         if idempotency_key:
             self.keys[caller.owner, idempotency_key] = box.id
         if request.command:
-            command = await self.start_command(caller, box.id, request.command, None)
+            argv = [*(request.entrypoint or []), *request.command.argv] or ["print", "the image's own"]
+            first = StartCommand.model_validate({**request.command.model_dump(), "argv": argv})
+            command = await self.start_command(caller, box.id, first, None)
             box.first_command = command.id
         return box
 

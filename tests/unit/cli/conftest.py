@@ -13,8 +13,10 @@ from click.testing import CliRunner, Result
 from cloche.cli import main
 from cloche.wire.commands import Command, CommandState, Cursor, OutputState
 from cloche.wire.ends import End, EndReason
+from cloche.wire.images import ImageEvent
 from cloche.wire.nodes import DiskUse, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, Isolation, Limits, Sandbox, SandboxState, Usage
+from tests.unit.cli.fake_images import FakeImages
 
 BOX = "sloc" + "k3m9q" + "a" * 11
 COMMAND = "cloc" + "7f3k2" + "b" * 11
@@ -110,9 +112,14 @@ class FakeNode:
         self.signals: list[int] = []
         self.stdin = b""
         self.stdin_closed = threading.Event()
+        self.events: list[ImageEvent] = []
+        self.images = FakeImages()
 
-    def create(self, request: CreateSandbox) -> FakeBox:
+    def create(self, request: CreateSandbox, *, on_event: Callable[[ImageEvent], object] | None = None) -> FakeBox:
         self.created.append(request)
+        for event in self.events:
+            assert on_event is not None
+            on_event(event)
         return FakeBox(self, self.boxes[0])
 
     def connect(self, _sandbox: str) -> FakeBox:

@@ -143,3 +143,26 @@ def test_delegate_needs_root(monkeypatch, cloche) -> None:
     result = cloche("delegate", "ada")
     assert result.exit_code == 125
     assert re.search(r"Type: sudo (/\S+/)?cloche delegate ada", result.stderr)
+
+
+@pytest.mark.req("IMG-1")
+def test_without_a_prebuilt_image_the_default_one_is_pulled(nowhere, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(local, "MACHINE_STATE", tmp_path / "machine")
+    monkeypatch.setattr(local, "__file__", str(tmp_path / "a/b/c/d/e/f.py"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for name in ("CLOCHE_ROOTFS", "CLOCHE_IMAGE"):
+        monkeypatch.delenv(name, raising=False)
+    assert local.find_images() is None
+    assert local.place().images_dir == local.place().state_dir / "images"
+    assert local._image_check()["text"] == "python:3.12-slim, pulled when it is first used"
+    (tmp_path / "data" / "cloche" / "images").mkdir(parents=True)
+    (tmp_path / "data" / "cloche" / "images" / "python.erofs").touch()
+    assert local.place().images_dir == tmp_path / "data" / "cloche" / "images"
+    assert local._image_check()["text"].startswith("python in ")
+    monkeypatch.setenv("CLOCHE_IMAGE", "mine:1")
+    assert local._image_check()["text"].startswith("mine:1 (CLOCHE_IMAGE)")
+    monkeypatch.setenv("CLOCHE_ROOTFS", str(tmp_path / "nowhere"))
+    with pytest.raises(ClocheError) as wrong:
+        local.place()
+    assert wrong.value.code == "image_not_found"
+    assert local._image_check()["state"] == "missing"

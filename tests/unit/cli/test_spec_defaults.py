@@ -33,6 +33,7 @@ def test_the_table_says_what_was_promised() -> None:
         "| 24 h |",
         "| 64 MB |",
         "| none |",
+        "| python:3.12-slim |",
     ):
         assert cell in table, cell
 
@@ -49,7 +50,7 @@ def test_a_request_gets_them() -> None:
         defaults.IDLE_TIMEOUT_S,
         defaults.RETAIN_S,
     )
-    assert made.image == defaults.IMAGE
+    assert made.image is None, "the node knows its own; without one it is the table's"
     assert StartCommand(argv=["x"]).output_bytes_max == defaults.OUTPUT_BYTES_MAX
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cloche_server.engines.plan import Places
 from cloche_server.engines.qemu import command
 from cloche_server.engines.spec import MIB, BadSpec, SandboxSpec
 
@@ -21,7 +22,7 @@ SPEC = SandboxSpec(
     disk_bytes=2048 * MIB,
     open_files=1024,
 ).check()
-PLACES = command.Places(engine="/mnt/e/qemu", work="/mnt/w/s1", image="/mnt/i/fe00-1,2", empty="/mnt/n")
+PLACES = Places(engine="/mnt/e/qemu", work="/mnt/w/s1", image="/mnt/i/fe00-1,2", empty="/mnt/n")
 
 GOLDEN = """
 /usr/bin/unshare --net --ipc --uts --cgroup --
@@ -57,7 +58,8 @@ def test_the_plan_is_a_process_that_stays_with_its_monitor_in_a_directory_of_its
     assert plan.argv == command.argv(SPEC, PLACES, int(tsc_khz))
     assert not command.DAEMONIZES
     assert plan.state is None
-    assert plan.control == command.control_path(SPEC.id) == "s/monitor.sock"
+    assert command.control_path(SPEC.id) == "s/monitor.sock"
+    assert not plan.bare
     assert plan.private_dirs == ("s",)
     assert plan.files == {}
 

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import cloche_engine
 from cloche.wire.errors import ClocheError
 from cloche_server.engines.contract import EngineError, Instance, ProcessEnd
+from cloche_server.engines.converter.starter import ConverterStarter, Worker
 from cloche_server.engines.gvisor.engine import GVisorEngine
 from cloche_server.engines.spec import SandboxSpec
+from cloche_server.images.worker import Converter, LayerFile
 from cloche_server.keeper.client import KeeperGone, KeeperRefused
+from cloche_server.node.launch import keepers
 from cloche_server.node.launch.keepers import PROGRAM, KeeperHouse
 from cloche_server.node.launch.places import NodePaths, microvm_dir
 
@@ -34,6 +38,9 @@ class Probe:
         self.engines: dict[str, Any] = {}
         self.instances: dict[str, Instance] = {}
         self.watch: asyncio.Task[None] | None = None
+        self.converters = ConverterStarter(lambda: self.house.client)
+        self.workers: dict[str, Worker] = {}
+        self.conversion: Any = None
 
     def engine(self, name: str) -> Any:
         if name not in self.engines:
@@ -68,6 +75,34 @@ class Probe:
 
     async def resume(self, sandbox: str) -> Any:
         await self.instances[sandbox].resume()
+
+    async def export(self, sandbox: str, path: str, bytes_max: int = 1 << 30) -> Any:
+        sink = os.open(path, os.O_WRONLY)
+        try:
+            return await self.instances[sandbox].export_upper(sink, bytes_max=bytes_max)
+        finally:
+            os.close(sink)
+
+    async def export_to_nobody(self, sandbox: str) -> Any:
+        source, sink = os.pipe()
+        os.close(source)
+        try:
+            await self.instances[sandbox].export_upper(sink, bytes_max=1 << 30)
+        finally:
+            os.close(sink)
+
+    async def export_and_cancel(self, sandbox: str) -> Any:
+        source, sink = os.pipe()
+        task = asyncio.create_task(self.instances[sandbox].export_upper(sink, bytes_max=1 << 30))
+        await asyncio.to_thread(os.read, source, 1)  # the first byte: it is under way
+        task.cancel()
+        await asyncio.wait([task])
+        os.close(source)
+        os.close(sink)
+        assert task.cancelled()
+
+    async def capabilities(self, engine: str) -> Any:
+        return asdict(self.engine(engine).capabilities())
 
     async def stats(self, sandbox: str) -> Any:
         stats = self.instances[sandbox].stats()
@@ -120,6 +155,54 @@ class Probe:
         await self.house.client.kill(spec["id"])
         return await booting
 
+    async def worker(self, memory_bytes: int = 64 << 20, disk_bytes: int = 64 << 20) -> Any:
+        made = await self.converters(memory_bytes=memory_bytes, disk_bytes=disk_bytes)
+        self.workers[made.id] = made
+        return {"id": made.id, "pid": made.pid}
+
+    async def worker_says(self, worker: str) -> Any:
+        channel = self.workers[worker].channel
+        channel.setblocking(False)
+        return (await asyncio.wait_for(asyncio.get_running_loop().sock_recv(channel, 1 << 16), 10)).decode()
+
+    async def worker_hears(self, worker: str, text: str) -> Any:
+        await asyncio.get_running_loop().sock_sendall(self.workers[worker].channel, text.encode())
+
+    async def convert(self) -> Any:
+        """Begins a conversion whose only layer never comes; the worker and mkfs wait for it behind all their walls."""
+        started: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+
+        async def start(**fields: int) -> Worker:
+            made = await self.converters(**fields)
+            started.set_result(made)
+            return made
+
+        source, target = os.pipe()
+        files = [os.open(self.house._paths.state, os.O_TMPFILE | os.O_RDWR, 0o666) for _ in range(3)]
+        layer = LayerFile(source, "none", 1 << 20, "sha256:" + "0" * 64, "sha256:" + "0" * 64)
+        task = asyncio.create_task(Converter(start).image([layer], *files))
+        self.conversion = (task, target, [source, *files])
+        made = await started
+        return {"id": made.id, "pid": made.pid}
+
+    async def end_conversion(self, cancel: bool) -> Any:
+        task, target, files = self.conversion
+        if cancel:
+            task.cancel()
+        os.close(target)
+        await asyncio.wait([task])
+        for fd in files:
+            os.close(fd)
+        if task.cancelled():
+            return "cancelled"
+        return task.result()
+
+    async def end_worker(self, worker: str) -> Any:
+        made = self.workers.pop(worker)
+        said = made.last_words()
+        oom_kills = await made.kill()
+        return {"oom_kills": oom_kills, "said": said, "live": sorted(self.converters.live)}
+
     async def descriptors(self) -> Any:
         return len(os.listdir("/proc/self/fd"))
 
@@ -142,12 +225,26 @@ class Probe:
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("mode", "state-dir", "run-dir", "images-dir", "keeper-socket", "accept", "program"):
+    for name in (
+        "mode",
+        "state-dir",
+        "run-dir",
+        "images-dir",
+        "store-dir",
+        "keeper-socket",
+        "accept",
+        "program",
+        "converter",
+    ):
         parser.add_argument(f"--{name}", default="")
     options = parser.parse_args()
-    paths = NodePaths(Path(options.state_dir), Path(options.run_dir), Path(options.images_dir))
+    store = Path(options.store_dir) if options.store_dir else None
+    paths = NodePaths(Path(options.state_dir), Path(options.run_dir), Path(options.images_dir), store)
     accept = tuple(name for name in options.accept.split(",") if name)
     program = Path(options.program) if options.program else PROGRAM
+    if options.converter:
+        directories = keepers.engine_directories
+        keepers.engine_directories = lambda: {**directories(), "converter": options.converter}
     house = KeeperHouse(paths, mode=options.mode, accept=accept, program=program)
     await house.ensure()
     probe = Probe(house)

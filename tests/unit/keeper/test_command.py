@@ -9,11 +9,12 @@ import pytest
 from cloche_server.engines.contract import EngineError
 from cloche_server.engines.gvisor import command
 from cloche_server.engines.gvisor.engine import release_of
+from cloche_server.engines.plan import Places
 from tests.unit.keeper.harness import spec
 
 pytestmark = [pytest.mark.req("ISO-1")]
 ID = "s" + "b" * 19
-PLACES = command.Places(engine="/mnt/e/gvisor", work=f"/mnt/w/{ID}", image="/mnt/i/1-2", empty="/mnt/n")
+PLACES = Places(engine="/mnt/e/gvisor", work=f"/mnt/w/{ID}", image="/mnt/i/1-2", empty="/mnt/n")
 SPEC = spec(id=ID, memory_bytes=512 << 20, disk_bytes=2 << 30)
 
 

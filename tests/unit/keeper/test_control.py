@@ -63,7 +63,7 @@ async def test_braces_in_strings_are_text() -> None:
 async def test_a_refusal_is_escaped() -> None:
     with pytest.raises(EngineError) as caught:
         await call(says(b'{"success":false,"err":"\\u001b]52;c;AAAA\\u0007"}'))
-    assert caught.value.code == "create_failed"
+    assert caught.value.code == "host_failure"
     assert "\x1b" not in str(caught.value)
 
 

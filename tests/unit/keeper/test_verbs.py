@@ -92,6 +92,11 @@ def test_wrong_descriptors_are_refused(message: dict[str, Any], kind: type) -> N
         "x" * 200,
         "A.erofs",
         "a/b",
+        "roots/",
+        "roots/../python.erofs",
+        "roots/a/b",
+        "roots//a",
+        "images/a",
         7,
         None,
     ],
@@ -99,6 +104,21 @@ def test_wrong_descriptors_are_refused(message: dict[str, Any], kind: type) -> N
 def test_no_path_leaves_the_images(image: Any) -> None:
     message = {"id": 1, "verb": "boot", "spec": {**json.loads(spec().to_json()), "image_file": image}}
     assert refused(encode(message)).code == "bad_spec"
+
+
+def test_an_image_is_a_file_or_a_root_of_the_store() -> None:
+    for image in ("python.erofs", "roots/" + "0" * 64 + ".erofs"):
+        message = {"id": 1, "verb": "boot", "spec": {**json.loads(spec().to_json()), "image_file": image}}
+        assert type(parse(encode(message))) is Boot
+
+
+def test_a_converter_has_no_image() -> None:
+    for image, fits in (("", True), ("python.erofs", False), (None, False), (0, False)):
+        message = {"id": 1, "verb": "boot", "spec": {**json.loads(spec("converter").to_json()), "image_file": image}}
+        if fits:
+            assert type(parse(encode(message))) is Boot
+        else:
+            assert refused(encode(message)).code == "bad_spec"
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,10 @@ BUILT = ROOT / "guest-agent/target/x86_64-unknown-linux-musl/release/cloche-gues
 
 
 def agent() -> Path | None:
-    """The agent of this checkout, or the packed one."""
-    if BUILT.is_file():
-        return BUILT
+    """The agent that was built last: by cargo in this checkout, or by `just setup`."""
     packed = ROOT / "packages/cloche-engine/src/cloche_engine/bin/cloche-guest-x86_64"
-    return packed if packed.is_file() else None
+    found = [path for path in (BUILT, packed) if path.is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime) if found else None
 
 
 def can_run() -> bool:
@@ -138,7 +137,7 @@ class NativeEngine:
         if not fds:
             return ProcessEnd(0, None)
         channel = socket.socket(fileno=fds[0])
-        if not _is_alive(said["pid"]):
+        if not is_alive(said["pid"]):
             channel.close()
             ask_holder(self._holder, verb="drop", id=spec.id)
             return ProcessEnd(0, None)
@@ -207,7 +206,7 @@ def _kill(pid: int) -> None:
         return
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -347,6 +347,31 @@ def test_a_daemon_that_stops_leaves_its_sandboxes(daemon: Daemon) -> None:
 
 
 @native
+@pytest.mark.req("LIF-6")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_ended_while_it_adopts_the_next_one_adopts_again(daemon: Daemon, how: signal.Signals) -> None:
+    daemon.start()
+    made = daemon.ask("POST", "/v1/sandboxes", {"limits": LIMITS}, key="box")["id"]
+    path = f"/v1/sandboxes/{made}/commands"
+    command = daemon.ask("POST", path, {"argv": ["sh", "-c", "read word; exit $word"], "stdin": True}, key="c")["id"]
+    parent = daemon.holder.held[made][0]
+    agent = int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+    os.kill(agent, signal.SIGSTOP)
+    for _ in range(3):
+        assert daemon.process is not None
+        daemon.process.send_signal(how)
+        assert daemon.wait_dead(20)
+        (daemon.root / "api.sock").unlink(missing_ok=True)
+        daemon.start()
+        assert daemon.ask("GET", f"/v1/sandboxes/{made}")["state"] == "running"
+        assert daemon.ask("GET", f"{path}/{command}")["ended"] is None
+    os.kill(agent, signal.SIGCONT)
+    daemon.ask("PUT", f"{path}/{command}/stdin?offset=0&eof=true", raw=b"7\n")
+    assert daemon.ask("GET", f"{path}/{command}?wait_s=60")["ended"]["exit_code"] == 7
+    assert daemon.holder.held[made][0] == parent
+
+
+@native
 @pytest.mark.req("EXE-5")
 def test_a_kill_that_was_journalled_is_carried_out(daemon: Daemon) -> None:
     """The daemon dies between the cause and the kill: the next one kills, and the cause is the first one's."""

@@ -30,6 +30,8 @@ IDEMPOTENCY_KEY_MAX: Final = 128
 WAIT_S_MAX: Final = 300.0
 PATH_MAX: Final = 4096
 PUBLIC: Final = frozenset({"/healthz"})
+STREAMED: Final = frozenset({"/v1/images/import", "/v1/images/build"})
+"""Beside every PUT: bodies that are streamed, and bounded where they are read."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Gate:
             peer = (scope.get("extensions") or {}).get(EXTENSION)
             caller = identify(peer, scope["headers"], self.rules)
             scope["cloche.asked"] = Asked(self.backend, caller)
-        if kind == "http" and scope["method"] != "PUT":  # what PUT carries is streamed, and bounded there
+        if kind == "http" and scope["method"] != "PUT" and scope["path"] not in STREAMED:
             receive = bounded(receive, JSON_BYTES_MAX)
         await self.app(scope, receive, send)
 

@@ -12,11 +12,13 @@ from typing import Protocol
 
 from cloche.wire.commands import Command, Cursor, StartCommand, StdinState
 from cloche.wire.files import Entry, EntryList, MakeDirectory, Move, TreeResult, WatchEvent
+from cloche.wire.images import BuildOptions, FsckReport, GcImages, GcResult, ImageEvent, ImageView, PullImage
 from cloche.wire.nodes import DiskUse, EventList, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, Sandbox
 
 Sandboxes = list[Sandbox]
 Commands = list[Command]
+ImageViews = list[ImageView]
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,32 @@ class Backend(Protocol):
     ) -> TreeResult: ...
 
     async def connect_port(self, caller: Caller, sandbox: str, port: int) -> Duplex: ...
+
+    async def list_images(self, caller: Caller) -> ImageViews: ...
+
+    async def inspect_image(self, caller: Caller, image: str) -> ImageView: ...
+
+    def pull_image(self, caller: Caller, request: PullImage) -> AsyncIterator[ImageEvent]:
+        """Here and below: the last event's kind is `done`; leaving the iteration gives the work up."""
+        ...
+
+    def import_image(self, caller: Caller, data: AsyncIterator[bytes], name: str | None) -> AsyncIterator[ImageEvent]:
+        """Reads `data` to its end before the first event."""
+        ...
+
+    def export_image(self, caller: Caller, image: str) -> AsyncIterator[bytes]: ...
+
+    def build_image(
+        self, caller: Caller, context: AsyncIterator[bytes], options: BuildOptions
+    ) -> AsyncIterator[ImageEvent]:
+        """Reads `context` to its end before the first event."""
+        ...
+
+    async def remove_image(self, caller: Caller, image: str) -> ImageView: ...
+
+    async def gc_images(self, caller: Caller, request: GcImages) -> GcResult: ...
+
+    async def fsck_images(self, caller: Caller, *, repair: bool) -> FsckReport: ...
 
     async def node(self, caller: Caller) -> NodeView: ...
 

@@ -9,8 +9,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from cloche.wire.commands import StartCommand
 from cloche.wire.errors import Problem
 from cloche.wire.files import WatchEvent
+from cloche.wire.images import ImageEvent
 
 VERSION: Final = "1"
 DESCRIPTION: Final = """\
@@ -28,7 +30,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title="Cloche", version=VERSION, description=DESCRIPTION, routes=app.routes)
     schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
     _, extra = models_json_schema(
-        [(Problem, "serialization"), (WatchEvent, "serialization")], ref_template="#/components/schemas/{model}"
+        [
+            (StartCommand, "validation"),
+            *((model, "serialization") for model in (Problem, WatchEvent, ImageEvent)),
+        ],
+        ref_template="#/components/schemas/{model}",
     )
     for name, schema in extra["$defs"].items():
         schemas.setdefault(name, schema)

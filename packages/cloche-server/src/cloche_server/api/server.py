@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from cloche_server.api import commands, events, files, node, output, ports, sandboxes, stdin, terminal, tree
+from cloche_server.api import commands, events, files, images, node, output, ports, sandboxes, stdin, terminal, tree
 from cloche_server.api.asking import Gate
 from cloche_server.api.backend import Backend
 from cloche_server.api.caller import Rules, TcpConfig, check_tcp, make_rules
@@ -50,6 +50,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     stdin.router,
     files.router,
     tree.router,
+    images.router,
     node.router,
     events.router,
     terminal.router,

@@ -60,7 +60,10 @@ def model_event(name: str, model: BaseModel) -> bytes:
 
 
 class Stream(Response):
-    """Sends what `source` yields. `patient`: the source may be silent for long, so begin the answer without it."""
+    """Sends what `source` yields. `patient`: the source may be silent for long, so begin the answer without it.
+
+    `after` is set when the source has read the request's body: until then the connection is its own.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,11 @@ class Stream(Response):
         *,
         headers: dict[str, str] | None = None,
         patient: bool = False,
+        after: asyncio.Event | None = None,
     ) -> None:
         self.source = source
         self.patient = patient
+        self.after = after
         self.is_events = media_type == "text/event-stream"
         self.background = None
         self.status_code = 200
@@ -99,12 +104,22 @@ class Stream(Response):
             return await anext(self.source, None)
         task = asyncio.ensure_future(_next(self.source))
         try:
+            await self._wait_for_body(task)
             done, _ = await asyncio.wait({task}, timeout=FIRST_WAIT_S)
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.wait({task})
             raise
         return task.result() if done else task
+
+    async def _wait_for_body(self, task: asyncio.Task[Piece | None]) -> None:
+        if self.after is None:
+            return
+        read = asyncio.ensure_future(self.after.wait())
+        try:
+            await asyncio.wait({task, read}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            read.cancel()
 
     async def _run(self, first: asyncio.Task[Piece | None] | Piece | None, receive: Receive, send: Send) -> None:
         pump = asyncio.current_task()

@@ -101,6 +101,14 @@ class Instance(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def export_upper(self, sink_fd: int, *, bytes_max: int) -> int:
+        """Writes the writable layer as a tar to `sink_fd` (a pipe or a file) while the guest stands still; how many bytes.
+
+        Not for a paused one: it runs afterwards, whatever happened. EngineError when the engine fails, does not end, or has
+        more than `bytes_max` (`too_large`); OSError when the sink refuses. What was written until then is of no use.
+        """
+        ...
+
     def stats(self) -> InstanceStats: ...
 
     async def wait_dead(self) -> None:

@@ -63,6 +63,17 @@ async def adopt(keeper: Keeper, sandbox: str) -> Attached | ProcessEnd:
         raise EngineError("keeper_failed", str(error)) from None
 
 
+async def attach(keeper: Keeper, sandbox: str) -> Attached:
+    """The descriptors of a living sandbox, again."""
+    try:
+        return await _attach(keeper, sandbox)
+    except KeeperRefused as error:
+        code = "host_failure" if error.code in NOT_ALIVE else "keeper_failed"
+        raise EngineError(code, error.message) from None
+    except KeeperGone as error:
+        raise EngineError("keeper_failed", str(error)) from None
+
+
 async def _attach(keeper: Keeper, sandbox: str) -> Attached:
     """A control socket may have one client at a time: it may not have seen yet that the last one died."""
     for _ in range(ATTACH_TRIES - 1):

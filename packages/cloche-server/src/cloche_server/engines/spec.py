@@ -13,9 +13,11 @@ from typing import Any, Final
 
 ID: Final = re.compile(r"s[a-z0-9]{19}")
 OTHER_ID: Final = re.compile(r"[a-z][a-z0-9]{19}")
-IMAGE_FILE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+IMAGE_FILE: Final = re.compile(r"(roots/)?[a-z0-9][a-z0-9._-]{0,127}")
+"""Below the image directory: a file there, or one of the image store's roots."""
 OWNER: Final = re.compile(r"[A-Za-z0-9:._@-]{1,64}")
-ENGINES: Final = ("gvisor", "qemu")
+ENGINES: Final = ("gvisor", "qemu", "converter")
+WITHOUT_IMAGE: Final = ("converter",)
 SPEC_BYTES_MAX: Final = 4096
 MIB: Final = 1024 * 1024
 
@@ -45,9 +47,12 @@ class SandboxSpec:
         _match("tenant", OTHER_ID, self.tenant)
         _match("lineage", OTHER_ID, self.lineage)
         _match("owner", OWNER, self.owner)
-        _match("image_file", IMAGE_FILE, self.image_file)
         if self.engine not in ENGINES:
             raise BadSpec(f"engine: {self.engine!r} is not one of {ENGINES}")
+        if self.engine not in WITHOUT_IMAGE:
+            _match("image_file", IMAGE_FILE, self.image_file)
+        elif self.image_file != "":
+            raise BadSpec(f"image_file: {self.engine} has none")
         _number("cpus", self.cpus, 0.01, 1024.0)
         _integer("memory_bytes", self.memory_bytes, 16 * MIB, 1 << 44)
         _integer("processes", self.processes, 4, 1 << 20)

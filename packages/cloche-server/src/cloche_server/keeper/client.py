@@ -64,6 +64,7 @@ class Attached:
     held: Held
     channel: socket.socket
     control: socket.socket
+    """Of a converter, which has none: its log."""
     pidfd: int
 
 

@@ -41,6 +41,9 @@ class Settings:
     """The keeper's own directory."""
     socket: str
     images: str
+    """Root file systems made elsewhere."""
+    store: str
+    """The image store, for what is below its `roots/`."""
     engines: dict[str, str]
     """Engine name → directory of its binaries."""
     cgroups: dict[str, Any] | None
@@ -142,6 +145,7 @@ def _serve(settings: Settings) -> int:
     view = View(
         engines=settings.engines,
         images=settings.images,
+        store=settings.store,
         work=work,
         avoid=(sys.executable, sys.base_prefix, __file__, settings.directory, settings.socket),
     )

@@ -1,7 +1,8 @@
 """The step with a process in it: start an engine, know who it is, end it, and find it again after a keeper's death.
 
 An engine is either left behind by its command (runsc: the state file names its processes) or is the command itself
-(QEMU). Either way it counts as started when its control socket takes a connection.
+(QEMU). Either way it counts as started when its control socket takes a connection. A bare one (the converter) has none: it
+counts as started when it was executed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ CREATE_S: Final = 30.0
 DEATH_S: Final = 30.0
 POLL_S: Final = 0.002
 REASON_BYTES_MAX: Final = 2000
+LOG_BYTES_MAX: Final = 64 * 1024
 
 
 def start_process(house: House, sandbox: Sandbox, making: Making) -> Steps:
     plan = making.plan
-    errors_in, errors_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    errors_in, errors_out = _log() if plan.bare else os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    gate: spawn.Gate | None = None
     try:
         pid, gate = spawn.fork_gated(_program(house, sandbox, making, errors_out), cgroup_of(house, sandbox))
         os.close(errors_out)
@@ -38,7 +41,10 @@ def start_process(house: House, sandbox: Sandbox, making: Making) -> Steps:
         except spawn.SpawnFailed as error:
             raise Refusal("engine_failed", f"{error} {_reason(errors_in)}") from None
         points.reached("keeper.boot.spawned")
-        if plan.state is None:
+        if plan.bare:
+            yield from _wait_executed(house, sandbox, gate, pid, errors_in)
+            sandbox.control = socket.socket(fileno=os.dup(errors_in))
+        elif plan.state is None:
             yield from _wait_direct(house, sandbox, pid, errors_in)
         else:
             yield from _wait_created(pid, errors_in)
@@ -46,6 +52,8 @@ def start_process(house: House, sandbox: Sandbox, making: Making) -> Steps:
             sandbox.control = connect_control(house, sandbox)
     finally:
         os.close(errors_in)
+        if gate is not None:
+            gate.close()
     os.close(sandbox.command_pidfd)
     sandbox.command_pidfd = -1
     points.reached("keeper.boot.created")
@@ -65,7 +73,27 @@ def _program(house: House, sandbox: Sandbox, making: Making, errors_out: int) ->
         file_bytes_max=plan.file_bytes_max,
         stdin=making.guest_end.fileno(),
         stderr=errors_out,
+        open_files=plan.open_files,
+        bare=plan.bare,
     )
+
+
+def _log() -> tuple[int, int]:
+    """A bounded place for last words: what is full takes no more, and nobody waits for it."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOG_BYTES_MAX // 2)  # the kernel doubles it
+    for end in (ours, theirs):
+        end.setblocking(False)
+    return ours.detach(), theirs.detach()
+
+
+def _wait_executed(house: House, sandbox: Sandbox, gate: spawn.Gate, command: int, errors_in: int) -> Steps:
+    try:
+        pid = yield from gate.executed()
+    except spawn.SpawnFailed as error:
+        raise Refusal("engine_failed", f"{error}: {_reason(errors_in)}") from None
+    yield from _wait_created(command, errors_in)
+    _know(house, sandbox, pid)
 
 
 def _wait_direct(house: House, sandbox: Sandbox, pid: int, errors_in: int) -> Steps:
@@ -117,15 +145,19 @@ def _know_created(house: House, sandbox: Sandbox, state: str) -> None:
         pid, helper = command.engine_pids(text)
     except ValueError as error:
         raise Refusal("engine_failed", str(error)) from None
+    _know(house, sandbox, pid)
+    if helper:
+        sandbox.helper_pidfd = _pidfd_of_child(helper)
+        sandbox.record = sandbox.record.changed(helper_pid=helper, helper_start_time=start_time(helper) or 0)
+
+
+def _know(house: House, sandbox: Sandbox, pid: int) -> None:
     house.loop.expect(pid)
     sandbox.pidfd = _pidfd_of_child(pid)
     started = start_time(pid)
     if started is None:
         raise Refusal("engine_failed", "the engine died while it was created")
     sandbox.record = sandbox.record.changed(pid=pid, start_time=started)
-    if helper:
-        sandbox.helper_pidfd = _pidfd_of_child(helper)
-        sandbox.record = sandbox.record.changed(helper_pid=helper, helper_start_time=start_time(helper) or 0)
 
 
 def _pidfd_of_child(pid: int) -> int:
@@ -209,6 +241,8 @@ def _same_process(pid: int, started: int) -> int:
 def connect_control(house: House, sandbox: Sandbox) -> socket.socket:
     """Connected without blocking and never read here: what comes from it is a sentry's word."""
     relative = command_of(sandbox.record.engine).control_path(sandbox.id)
+    if relative is None:
+        raise Refusal("no_control", f"{sandbox.record.engine} has no control socket")
     parent = f"{house.work}/{sandbox.id}/{os.path.dirname(relative)}"
     try:
         directory = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from cloche_server.engines.plan import Places, Plan
 from cloche_server.engines.spec import SandboxSpec
 from cloche_server.keeper.cgroups import Cgroup
 from cloche_server.keeper.loop import Loop, Wait
@@ -46,7 +47,7 @@ class Sandbox:
         self.helper_pidfd = -1
         self.command_pidfd = -1
         self.control: socket.socket | None = None
-        """Connected while it was made; given away with the first answer."""
+        """Connected while it was made (of a bare one: its log); given away with the first answer."""
         self.status: int | None = None
         self.oom_kills = 0
         self.undone = False
@@ -76,12 +77,11 @@ class Sandbox:
 class EngineCommand(Protocol):
     """The pure module of an engine (`engines.<name>.command`)."""
 
-    Places: Any
     STATE_BYTES_MAX: int
 
-    def plan(self, spec: SandboxSpec, places: Any) -> Any: ...
+    def plan(self, spec: SandboxSpec, places: Places) -> Plan: ...
 
-    def control_path(self, sandbox: str) -> str: ...
+    def control_path(self, sandbox: str) -> str | None: ...
 
     def engine_pids(self, state: bytes) -> tuple[int, int]: ...
 
@@ -105,7 +105,7 @@ class Making:
     """The state of one boot between its steps."""
 
     spec: SandboxSpec
-    plan: Any
+    plan: Plan
     guest_end: socket.socket
 
 

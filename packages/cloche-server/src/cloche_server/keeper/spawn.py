@@ -2,6 +2,9 @@
 
 The order is fixed by the kernel: cgroup first (later nobody may move it), then the namespaces, then the keeper writes
 the maps, then the child takes its ids. If the keeper dies in between, the child reads end-of-file and exits.
+
+A bare program gets all the other namespaces too, and nothing is left to it: a child of the child becomes it, because a pid
+namespace is only for children; the one between says who that is and exits.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from cloche_server.keeper.loop import Readable, Wait
 
 NOBODY: Final = 65534
 READY_S: Final = 10.0
+FAILED: Final = b"x"
+BARE_NAMESPACES: Final = (
+    kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
+)
 _EXIT_ORPHANED: Final = 120
 _EXIT_FAILED: Final = 121
 
@@ -33,6 +40,8 @@ class Program:
     file_bytes_max: int
     stdin: int
     stderr: int
+    open_files: int | None = None
+    bare: bool = False
 
 
 class SpawnFailed(Exception):
@@ -69,8 +78,21 @@ class Gate:
             for name in ("uid_map", "gid_map"):
                 put(f"/proc/{self._pid}/{name}", f"0 {host_id} 1\n{NOBODY} {host_id + 1} 1\n")
             os.write(self._go_out, b"g")
-        finally:
+        except BaseException:
             self.close()
+            raise
+
+    def executed(self) -> Generator[Wait, Any, int]:
+        """The pid of a bare program, once it was executed: its end of the pipe is closed by that."""
+        said = b""
+        while (yield Readable(self._ready_in, READY_S)):
+            piece = os.read(self._ready_in, 64)
+            if not piece and said.isdigit():
+                return int(said)
+            if not piece or piece == FAILED:
+                break
+            said += piece
+        raise SpawnFailed("the program was not executed")
 
     def close(self) -> None:
         for fd in (self._ready_in, self._go_out):
@@ -81,7 +103,7 @@ class Gate:
 
 def _become(program: Program, cgroup: Cgroup | None, ready_out: int, go_in: int) -> NoReturn:
     """In the child. Never returns into the keeper's code, whatever happens."""
-    code = _EXIT_FAILED
+    code, stderr = _EXIT_FAILED, program.stderr
     try:
         if cgroup is not None:
             cgroup.enter()
@@ -98,19 +120,38 @@ def _become(program: Program, cgroup: Cgroup | None, ready_out: int, go_in: int)
             kernel.mount(program.meminfo, "/proc/meminfo", None, kernel.MS_BIND)
         resource.setrlimit(resource.RLIMIT_FSIZE, (program.file_bytes_max, program.file_bytes_max))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if program.open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (program.open_files, program.open_files))
+        if program.bare:
+            _strip(ready_out)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         null = os.open("/dev/null", os.O_WRONLY)
-        stdin, stderr = program.stdin, program.stderr
-        os.dup2(stdin, 0)
+        os.dup2(program.stdin, 0)
         os.dup2(null, 1)
-        os.dup2(stderr, 2)
-        os.closerange(3, 1 << 20)
+        os.dup2(program.stderr, 2)
+        stderr = 2
+        os.closerange(3, ready_out)
+        os.closerange(ready_out + 1, 1 << 20)
         os.chdir("/")
         os.execve(program.argv[0], program.argv, program.env)
     except BaseException as error:  # the child must not unwind into the keeper
-        os.write(program.stderr, f"spawn: {error}\n".encode()[:500])
+        os.write(stderr, f"spawn: {error}\n".encode()[:500])
+        os.write(ready_out, FAILED)
     finally:
         os._exit(code)
+
+
+def _strip(ready_out: int) -> None:
+    """Returns in a child that is alone in its namespaces, is the second of the two ids, and has no capability."""
+    kernel.unshare(BARE_NAMESPACES)
+    pid = os.fork()
+    if pid != 0:
+        os.write(ready_out, str(pid).encode())
+        os._exit(0)
+    kernel.empty_bounding_set()
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)  # leaving uid 0 empties the other sets
+    kernel.forbid_new_privileges()
 
 
 def kill_ids(host_id: int) -> None:

@@ -11,8 +11,9 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from cloche_server.engines.plan import Places, Plan
 from cloche_server.engines.spec import BadSpec, SandboxSpec
 from cloche_server.keeper import points
 from cloche_server.keeper.loop import Sleep
@@ -29,16 +30,14 @@ def boot(house: House, sandbox: Sandbox, spec: SandboxSpec) -> Steps:
     making: Making | None = None
     try:
         command = command_of(spec.engine)
-        places = command.Places(
+        house.view.forget_removed()
+        places = Places(
             engine=house.view.engine(spec.engine),
             work=house.view.work(spec.id),
-            image=house.view.image(spec.image_file),
+            image=house.view.image(spec.image_file) if spec.image_file else "",
             empty=house.view.empty,
         )
-        try:
-            plan = command.plan(spec, places)
-        except BadSpec as error:  # what this engine cannot be, though a spec may ask for it
-            raise Refusal("bad_spec", str(error)) from None
+        plan = _plan(command, spec, places)
         sandbox.channel, guest_end = _channel()
         making = Making(spec, plan, guest_end)
         for step in STEPS:
@@ -53,7 +52,7 @@ def boot(house: House, sandbox: Sandbox, spec: SandboxSpec) -> Steps:
             making.guest_end.close()
 
 
-def _plan(command: EngineCommand, spec: SandboxSpec, places: Any) -> Any:
+def _plan(command: EngineCommand, spec: SandboxSpec, places: Places) -> Plan:
     try:
         return command.plan(spec, places)
     except BadSpec as error:  # within the bounds of every spec, but not of this engine
@@ -67,6 +66,7 @@ def undo(house: House, sandbox: Sandbox) -> Steps:
         yield from step.undo(house, sandbox)
     sandbox.close()
     sandbox.undone = True
+    house.view.forget_removed()
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:

@@ -3,7 +3,8 @@
 A user's home may be closed to everybody else, and every sandbox is somebody else. So a small tmpfs hides an unused
 directory of the keeper's own mount namespace, and what is needed is bound there: `e` the engine's binaries,
 `w` the sandboxes' work directories, `i/<inode>` each image in use, `n` an empty directory. The binds are made from open
-descriptors, so the paths above them do not matter, and an image cannot be exchanged after it was checked.
+descriptors, so the paths above them do not matter, and an image cannot be exchanged after it was checked. A bind would
+keep a removed image's bytes on the disk: `forget_removed` lets go of it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _CANDIDATES: Final = ("/mnt", "/media", "/srv", "/opt", "/var/tmp")
 class View:
     """Lives as long as the keeper's mount namespace; nothing of it is seen outside."""
 
-    def __init__(self, *, engines: dict[str, str], images: str, work: str, avoid: tuple[str, ...]) -> None:
-        self.root = _unused_directory((*engines.values(), images, work, *avoid))
+    def __init__(self, *, engines: dict[str, str], images: str, store: str, work: str, avoid: tuple[str, ...]) -> None:
+        self.root = _unused_directory((*engines.values(), images, store, work, *avoid))
         self._images_fd = os.open(images, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._store_fd = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._bound: set[str] = set()
         sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in engines.items()}
         work_fd = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -49,8 +51,9 @@ class View:
 
     def image(self, name: str) -> str:
         """The path of an image for engines; Refusal when it is missing, unreadable to others, or not a plain file."""
+        directory = self._store_fd if name.startswith("roots/") else self._images_fd
         try:
-            fd = kernel.open_beneath(self._images_fd, name, os.O_RDONLY | os.O_NONBLOCK)
+            fd = kernel.open_beneath(directory, name, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise Refusal("image_not_found", f"{name}: {error.strerror or error}") from None
         try:
@@ -67,6 +70,13 @@ class View:
             return path
         finally:
             os.close(fd)
+
+    def forget_removed(self) -> None:
+        """Binds of images that have no name any more. Who runs from one holds it by a descriptor of its own."""
+        for path in [bound for bound in self._bound if os.stat(bound).st_nlink == 0]:
+            kernel.unmount(path)
+            os.unlink(path)
+            self._bound.remove(path)
 
 
 def _unused_directory(used: tuple[str, ...]) -> str:

@@ -8,6 +8,8 @@ Words used here:
     cause       why a sandbox or a command is being ended, journalled before anything is killed
     facts       what is known when it is over; `lifecycle` derives the one typed end from cause and facts
     adoption    what a new daemon does with the sandboxes of the last one
+    stock       the image store and what was made elsewhere; a root of it is what a sandbox starts from
+    room        a sandbox that is lent to a build, owned by the build and by no caller
     agenda      one heap of deadlines on the boot clock for the whole node
 
 Deciding (`lifecycle`, `admission`, `command_log`'s arithmetic, the journal's chain) is apart from acting (`sandbox`,

@@ -1,8 +1,11 @@
-"""What a new daemon does with the sandboxes of the last one: `Replay` folds the journal (pure), `adopt` acts on it.
+"""What a new daemon does with the sandboxes of the last one: `Replay` folds the journal (pure), the rest acts on it.
 
 A sandbox that lives is re-attached: its commands go on where their logs end, one that was journalled and never opened is
 opened, a cause that was journalled is carried out. One that does not live gets its typed end. One that was being made is
 undone: nobody was told of it.
+
+`restore` and `take_up` come before the API is served and never wait: from then on a sandbox is seen as it stands by the
+journal's word. `adopt` may outlast the start: a guest that is slow to answer RESET keeps nobody else waiting.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cloche.wire.sandboxes import SandboxState
 from cloche_server import points
 from cloche_server.channel import Channel, ChannelError, ProtocolError, StreamState
 from cloche_server.engines.contract import Engine, EngineError, Instance, ProcessEnd
@@ -23,6 +27,8 @@ from cloche_server.node.lifecycle import Cause, Why
 from cloche_server.node.log_reader import STDERR, STDOUT
 from cloche_server.node.sandbox import Sandbox
 
+STATE_S: Final = 10.0
+"""A guest that does not answer RESET within this is taken for stuck: its sandbox ends as `unresponsive`."""
 HALF_MADE: Final = Cause(Why.CREATE_FAILED, detail="the daemon died while it was being made")
 
 
@@ -129,49 +135,53 @@ def _plain(cause: Cause | None) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------------------- acting
 
 
+def restore(context: Context, sandbox: Sandbox, past: PastSandbox) -> list[RunningCommand]:
+    """What the journal says of it. Writes no line: a new journal file restates who was restored, and nobody else."""
+    sandbox.was_ready, sandbox.cause = past.running, past.cause
+    return _commands(context, sandbox, past)
+
+
+def take_up(sandbox: Sandbox) -> None:
+    """It runs, or it goes on to its end. Whoever calls this sets `sandbox.adoption` in the same turn of the loop."""
+    if sandbox.cause is not None:  # decided by the last daemon, and journalled then
+        sandbox.carry_out(sandbox.cause)
+    elif not sandbox.was_ready:  # whatever became of it: nobody was told that it exists
+        sandbox.end(HALF_MADE)
+    else:
+        sandbox.runs()
+
+
 async def adopt(
-    context: Context, sandbox: Sandbox, past: PastSandbox, engine: Engine | None, *, same_boot: bool
+    context: Context, sandbox: Sandbox, commands: list[RunningCommand], engine: Engine | None, *, same_boot: bool
 ) -> None:
-    """Brings one sandbox to where it should be: running, or on its way to its end."""
-    commands = _commands(context, sandbox, past)
+    """Finds what is alive of it, and its guest; or ends it. An end that was decided before or meanwhile stays the one."""
     if engine is None or not same_boot:
-        return _end(
-            sandbox,
-            past,
-            Cause(Why.HOST, detail="the machine was started anew" if not same_boot else "its engine is gone"),
-        )
+        detail = "the machine was started anew" if not same_boot else "its engine is gone"
+        return sandbox.end(Cause(Why.HOST, detail=detail))
     try:
         instance = await engine.adopt(sandbox.record.spec())
     except (EngineError, OSError) as bad:
-        return _end(sandbox, past, Cause(Why.HOST, detail=escaped(f"it could not be adopted: {bad}")))
+        return sandbox.end(Cause(Why.HOST, detail=escaped(f"it could not be adopted: {bad}")))
     if isinstance(instance, ProcessEnd):
         sandbox.oom_kills = instance.oom_kills
-        return _end(sandbox, past, Cause(Why.DIED, detail="it died while no daemon was there"))
+        return sandbox.end(Cause(Why.DIED, detail="it died while no daemon was there"))
     sandbox.instance = instance
-    if past.cause is not None or not past.running:
-        return _end(sandbox, past, HALF_MADE)
+    if sandbox.cause is not None:
+        return None
     points.reached("node.adopt.before_reset")
     try:
         channel, states = await _reattach(context, sandbox, instance, commands)
     except ProtocolError as bad:
         why = Why.UNRESPONSIVE if bad.reason == "unresponsive" else Why.PROTOCOL_ERROR
-        return _end(sandbox, past, Cause(why, detail=escaped(str(bad))))
+        return sandbox.end(Cause(why, detail=escaped(str(bad))))
     except (ChannelError, OSError) as bad:
-        return _end(sandbox, past, Cause(Why.DIED, detail=escaped(str(bad))))
+        return sandbox.end(Cause(Why.DIED, detail=escaped(str(bad))))
+    if sandbox.state is not SandboxState.RUNNING:  # its end was decided in this very turn of the loop
+        return channel.close("ended")
     sandbox.attach(instance, channel)
     sandbox.ready()
     _go_on(sandbox, channel, states, commands)
     return None
-
-
-def _end(sandbox: Sandbox, past: PastSandbox, cause: Cause) -> None:
-    if past.cause is not None:  # decided by the last daemon, and journalled then
-        sandbox.cause = past.cause
-        sandbox.finish_ending()
-    elif not past.running:  # whatever became of it: nobody was told that it exists
-        sandbox.end(HALF_MADE)
-    else:
-        sandbox.end(cause)
 
 
 def _commands(context: Context, sandbox: Sandbox, past: PastSandbox) -> list[RunningCommand]:
@@ -187,6 +197,7 @@ def _commands(context: Context, sandbox: Sandbox, past: PastSandbox) -> list[Run
         running = sandbox.new_running(record, log)
         running.cause = each.cause
         running.stdin.closed = each.stdin_closed
+        running.is_open = True  # as far as is known; the guest's STATE tells
         sandbox.take_over(running)
         found.append(running)
     return found
@@ -215,7 +226,7 @@ async def _reattach(
         return kept
 
     channel, states = await Channel.reattach(
-        instance.channel, logged=logged, budget=context.budget, on_lost=sandbox.lost
+        instance.channel, logged=logged, budget=context.budget, on_lost=sandbox.lost, timeout_s=STATE_S
     )
     return channel, (states, kept)
 
@@ -249,6 +260,7 @@ def _go_on(
         if command.record.stream in kept:
             continue
         if command.record.stream >= channel.next_stream_id():
+            command.is_open = False
             sandbox.open_again(command)
         else:
             command.forgotten_by_guest()

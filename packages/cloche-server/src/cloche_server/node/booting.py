@@ -11,40 +11,43 @@ import os
 from contextlib import AsyncExitStack
 from typing import Final
 
+from cloche.wire.commands import StartCommand
 from cloche.wire.errors import TABLE, ClocheError, error
 from cloche.wire.sandboxes import CreateSandbox
 from cloche_server import points
 from cloche_server.channel import Channel, ChannelError, JsonObject, OperationFailed, Stream, WrongGeneration, unwrap
+from cloche_server.channel.frames import PAYLOAD_BYTES_MAX, encode_json
 from cloche_server.engines.contract import Engine, EngineError
+from cloche_server.images.service import Root
 from cloche_server.node.context import Context
 from cloche_server.node.guest_text import escaped
-from cloche_server.node.images import Image
 from cloche_server.node.records import isolation_of
 from cloche_server.node.sandbox import Sandbox
 
 HELLO_S: Final = 30.0
 BIND_S: Final = 30.0
 ENTROPY_BYTES: Final = 64
+ENVIRONMENT_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - 4096
 TMP_FRACTION: Final = 4
 """A `noexec` /tmp is a tmpfs of this part of the memory."""
 
 
-async def boot(context: Context, sandbox: Sandbox, engine: Engine, image: Image, request: CreateSandbox) -> None:
+async def boot(context: Context, sandbox: Sandbox, engine: Engine, root: Root, request: CreateSandbox) -> None:
     """Until the sandbox is ready and its first command is open. On any failure nothing of it is left."""
     try:
         async with AsyncExitStack() as undo:
-            await _boot(context, sandbox, engine, image, request, undo)
+            await _boot(context, sandbox, engine, root, request, undo)
             undo.pop_all()
     except EngineError as bad:
         raise error(_public(bad.code), f"The sandbox could not be started: {escaped(str(bad))}") from bad
     except WrongGeneration as bad:
-        raise error(bad.reason, f"The agent in image {image.name!r} speaks {escaped(bad.detail)}.") from bad
+        raise error(bad.reason, f"The agent in image {root.name!r} speaks {escaped(bad.detail)}.") from bad
     except (ChannelError, TimeoutError, OSError) as bad:
         raise error("create_failed", f"The guest did not come up: {escaped(str(bad) or type(bad).__name__)}.") from bad
 
 
 async def _boot(
-    context: Context, sandbox: Sandbox, engine: Engine, image: Image, request: CreateSandbox, undo: AsyncExitStack
+    context: Context, sandbox: Sandbox, engine: Engine, root: Root, request: CreateSandbox, undo: AsyncExitStack
 ) -> None:
     instance = await engine.boot(sandbox.record.spec().check())
     undo.push_async_callback(instance.kill)
@@ -55,7 +58,7 @@ async def _boot(
         channel = await Channel.fresh(instance.channel, budget=context.budget, on_lost=sandbox.lost)
     undo.callback(channel.close, "create_failed")
     points.reached("node.create.after_hello")
-    bind = channel.open("bind", bind_fields(sandbox, image, request), sink=_Answer())
+    bind = channel.open("bind", bind_fields(sandbox, root, request), sink=_Answer())
     seal = asyncio.ensure_future(instance.seal())
     undo.push_async_callback(_stop, seal)
     sandbox.record.isolation = isolation_of(instance.isolation())
@@ -63,7 +66,7 @@ async def _boot(
     undo.callback(sandbox.detach)
     send_open = None
     await asyncio.sleep(0)  # `bind` and `seal` are on their way while the first command is written down
-    if request.command is not None:
+    if isinstance(request.command, StartCommand):
         _, send_open = sandbox.prepare_command(request.command, first_key(sandbox.id))
     async with asyncio.timeout(BIND_S):
         await seal  # before any byte of the caller's program can run
@@ -95,14 +98,14 @@ async def _stop(task: asyncio.Future[None]) -> None:
     await asyncio.wait([task])
 
 
-def bind_fields(sandbox: Sandbox, image: Image, request: CreateSandbox) -> JsonObject:
+def bind_fields(sandbox: Sandbox, root: Root, request: CreateSandbox) -> JsonObject:
     """Identity, environment and randomness: what makes this guest this sandbox."""
     record, limits = sandbox.record, request.limits
     fields: JsonObject = {
         "hostname": record.name or record.id,
         "machine_id": os.urandom(16).hex(),
         "entropy": os.urandom(ENTROPY_BYTES).hex(),
-        "env": {**image.env, "CLOCHE_SANDBOX_ID": record.id, **request.env},
+        "env": {**root.env, "CLOCHE_SANDBOX_ID": record.id, **request.env},
         "tmp": {
             "noexec": request.noexec_tmp,
             "size_bytes": limits.memory_bytes // TMP_FRACTION if request.noexec_tmp else None,
@@ -113,6 +116,15 @@ def bind_fields(sandbox: Sandbox, image: Image, request: CreateSandbox) -> JsonO
     if record.user is not None:
         fields["user"] = record.user
     return fields
+
+
+def check_environment(root: Root, request: CreateSandbox) -> None:
+    """It is bound in one frame; an image may say as much as it likes."""
+    size = len(encode_json({**root.env, **request.env}))
+    if size > ENVIRONMENT_BYTES_MAX:
+        code = "image_refused" if len(encode_json(root.env)) > ENVIRONMENT_BYTES_MAX else "too_large"
+        detail = {"reason": "environment"}
+        raise error(code, f"The environment has {size} bytes; {ENVIRONMENT_BYTES_MAX} is the most.", detail=detail)
 
 
 def first_key(sandbox: str) -> str:

@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from cloche.wire.commands import Command, CommandState, StdinState
+from cloche.wire.commands import Command, CommandState, StartCommand, StdinState
 from cloche.wire.ends import End
 from cloche.wire.errors import error
 from cloche_server import points
 from cloche_server.channel import Channel, JsonObject, Stream, StreamState
+from cloche_server.channel.frames import PAYLOAD_BYTES_MAX, encode_json
 from cloche_server.node import lifecycle
 from cloche_server.node.clock import NS, seconds
 from cloche_server.node.command_log import CommandLog
@@ -29,6 +30,7 @@ from cloche_server.node.stdin import Stdin
 KILL_S_MAX: Final = 30.0
 ABORT_S: Final = 20.0
 """An agent that has not ended a command this long after it was told to is taken for stuck: its sandbox ends."""
+SMALL_REQUEST_CHARS: Final = 16_384
 
 
 class RunningCommand:
@@ -339,3 +341,16 @@ class Output:
     def lost(self, reason: str) -> None:
         if self._fd == STDOUT:
             self._command.stdin.changed()
+
+
+def check_size(request: StartCommand, fields: JsonObject) -> None:
+    """An OPEN is one frame. Most are small: only then is it not worth encoding it twice."""
+    chars = sum(map(len, request.argv)) + sum(len(name) + len(value) for name, value in request.env.items())
+    if chars + 8 * (len(request.argv) + 2 * len(request.env)) <= SMALL_REQUEST_CHARS:
+        return
+    size = len(encode_json({"op": "exec", **fields, "stderr_stream": 1 << 32}))
+    if size > PAYLOAD_BYTES_MAX:
+        raise error(
+            "too_large",
+            f"Arguments and environment have {size} bytes; {PAYLOAD_BYTES_MAX} is the most. Send it as a file.",
+        )

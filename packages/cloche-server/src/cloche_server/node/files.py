@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,7 @@ from cloche_server.channel import (
 from cloche_server.node.context import from_channel, from_guest
 from cloche_server.node.guest_text import escaped
 from cloche_server.node.tar_tail import TarBroken, TarTail, result_entry
+from cloche_server.node.users import check_user
 
 ENTRIES_MAX: Final = 100_000
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -52,6 +53,7 @@ def told_as_ours(doing: str) -> Iterator[None]:
 def fields_of(path: str, user: str | None, **more: object) -> JsonObject:
     if "\0" in path or not path:
         raise error("invalid_path", "A path is not empty and has no NUL.")
+    check_user(user)
     fields: JsonObject = {"path": path, **{name: value for name, value in more.items() if value is not None}}
     if user is not None:
         fields["user"] = user
@@ -207,25 +209,29 @@ def _nonsense(what: str) -> ClocheError:
 class Port:
     """A connection to a port inside: `api.backend.Duplex`. The sandbox is in use until it is closed."""
 
-    def __init__(self, stream: Stream, reader: ByteReader, call: ExitStack) -> None:
+    def __init__(self, stream: Stream, reader: ByteReader, call: AsyncExitStack) -> None:
         self._stream = stream
         self._reader = reader
         self._writer = ByteWriter(stream)
         self._call = call
 
     @classmethod
-    async def connect(cls, call: AbstractContextManager[Channel], port: int) -> Port:
-        with ExitStack() as undo, told_as_ours(f"port {port}"):
-            reader = ByteReader()
-            stream = undo.enter_context(call).open("port.connect", {"port": port}, sink=reader)
-            reader.attach(stream)
-            undo.callback(stream.discard, "closed")
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    await stream.opened()
-            except TimeoutError as late:
-                raise error("connection_refused", f"Nothing answered on port {port} within {CONNECT_S:g} s.") from late
-            return cls(stream, reader, undo.pop_all())
+    async def connect(cls, call: AbstractAsyncContextManager[Channel], port: int) -> Port:
+        with told_as_ours(f"port {port}"):
+            async with AsyncExitStack() as undo:
+                channel = await undo.enter_async_context(call)
+                reader = ByteReader()
+                stream = channel.open("port.connect", {"port": port}, sink=reader)
+                reader.attach(stream)
+                undo.callback(stream.discard, "closed")
+                try:
+                    async with asyncio.timeout(CONNECT_S):
+                        await stream.opened()
+                except TimeoutError as late:
+                    raise error(
+                        "connection_refused", f"Nothing answered on port {port} within {CONNECT_S:g} s."
+                    ) from late
+                return cls(stream, reader, undo.pop_all())
         raise AssertionError("unreachable")
 
     async def receive(self) -> bytes:
@@ -240,4 +246,4 @@ class Port:
         self._writer.close()
 
     async def close(self) -> None:
-        self._call.close()
+        await self._call.aclose()

@@ -82,7 +82,8 @@ class Journal:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size
         if cut is not None:
-            self.write("journal.cut", detail={"bytes": len(cut), "sha256": hashlib.sha256(cut).hexdigest()})
+            detail = {"bytes": len(cut), "sha256": hashlib.sha256(cut).hexdigest()}
+            self._append_plain("journal.cut", detail)  # in this file: nobody has read yet what a new one must restate
 
     def write(
         self,

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,19 +28,23 @@ from cloche.wire.errors import ClocheError, error
 from cloche_server.api.caller import ApiKey, TcpConfig
 from cloche_server.api.server import serve
 from cloche_server.engines.contract import Engine, EngineError
+from cloche_server.engines.converter.starter import ConverterStarter
 from cloche_server.engines.gvisor.engine import GVisorEngine
 from cloche_server.engines.qemu.engine import QemuEngine
+from cloche_server.node import start
 from cloche_server.node.guest_text import escaped
 from cloche_server.node.launch.keepers import KeeperHouse, ensure_keeper, find_runsc
 from cloche_server.node.launch.places import (
     MODES,
     NodePaths,
+    default_config_dir,
     default_images_dir,
     default_run_dir,
     default_state_dir,
     microvm_dir,
 )
 from cloche_server.node.node import Config, Node
+from cloche_server.node.stock import stock_of
 
 HANDOVER_S: Final = 30.0
 SOCKET_MODE: Final = {"machine": 0o666, "user": 0o600}
@@ -51,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(argv)
     set_up_logs()
     log = structlog.get_logger("cloche.node")
-    paths = NodePaths(asked.state_dir, asked.run_dir, asked.images_dir)
+    paths = NodePaths(asked.state_dir, asked.run_dir, asked.images_dir, asked.store_dir)
     try:
         with daemon_lock(paths.run, wait_s=HANDOVER_S if asked.replace else 0.0):
             raise_descriptor_limit()
@@ -70,7 +75,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--mode", choices=MODES, default="user")
     parser.add_argument("--state-dir", type=Path, default=None)
     parser.add_argument("--run-dir", type=Path, default=None)
-    parser.add_argument("--images-dir", type=Path, default=None)
+    parser.add_argument("--images-dir", type=Path, default=None, help="root file systems made elsewhere; only read")
+    parser.add_argument("--store-dir", type=Path, default=None, help="the image store; else in the state directory")
     parser.add_argument("--accept", default="", help="walls given up by name, with commas between")
     parser.add_argument("--listen", default=None, help="HOST:PORT for TCP; the unix socket is always there")
     parser.add_argument("--keeper-socket", type=Path, default=None, help="only below the run directory")
@@ -83,6 +89,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     asked.state_dir = (asked.state_dir or default_state_dir(asked.mode)).absolute()
     asked.run_dir = (asked.run_dir or default_run_dir(asked.mode)).absolute()
     asked.images_dir = (asked.images_dir or default_images_dir()).absolute()
+    asked.store_dir = asked.store_dir.absolute() if asked.store_dir is not None else None
     asked.accept = tuple(word for word in asked.accept.split(",") if word)
     return asked
 
@@ -92,15 +99,17 @@ async def run(paths: NodePaths, asked: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    paths = with_image_directories(paths)
     house = await ensure_keeper(paths, mode=asked.mode, accept=asked.accept)
-    try:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(house.end_if_idle)
         node = Node(config_of(paths, asked, house), engines_of(house))
-    except (ClocheError, EngineError, OSError):
-        await house.end_if_idle()
-        raise
-    watch = asyncio.create_task(house.watch(node.channels), name="keeper watch")
-    await node.start()
-    await end_strays(node, house)
+        watch = asyncio.create_task(house.watch(node.channels), name="keeper watch")
+        undo.callback(watch.cancel)
+        await node.start()
+        await end_strays(node, house)
+        undo.pop_all()
+    node.context.spawn(end_late_strays(node, house), "late strays")
     serving = asyncio.create_task(
         serve(
             node,
@@ -119,15 +128,30 @@ async def run(paths: NodePaths, asked: argparse.Namespace) -> None:
     await asyncio.wait([serving, watch, stopping])
     await node.stop()
     if serving in done and not serving.cancelled() and (bad := serving.exception()) is not None:
+        await house.end_if_idle()
         raise bad
 
 
-async def end_strays(node: Node, house: KeeperHouse) -> None:
+def with_image_directories(paths: NodePaths) -> NodePaths:
+    """The keeper holds both open. Without a directory of prebuilt roots the store's own is looked at."""
+    paths.store.mkdir(parents=True, exist_ok=True)
+    return paths if paths.images.is_dir() else replace(paths, images=paths.store)
+
+
+async def end_strays(node: Node, house: KeeperHouse, among: set[str] | None = None) -> None:
     """What the keeper holds and no journal knows of: nobody could ever reach it, so it goes."""
     held = {row.id for row in await house.client.everything()}
+    held = held if among is None else held & among
     for stray in node.leaks(engines=held, cgroups=set()).engines:
         node.context.journal.write("node.stray_ended", sandbox=stray)
         await house.client.kill(stray)
+
+
+async def end_late_strays(node: Node, house: KeeperHouse) -> None:
+    """The same for sandboxes that were still being adopted then, and whose adoption failed."""
+    late = await start.late(node.roster)
+    if late:
+        await end_strays(node, house, late)
 
 
 def config_of(paths: NodePaths, asked: argparse.Namespace, house: KeeperHouse) -> Config:
@@ -139,6 +163,9 @@ def config_of(paths: NodePaths, asked: argparse.Namespace, house: KeeperHouse) -
         accepted=asked.accept,
         keeper_pid=lambda: house.client.pid,
         cgroup=_shown(house.client.facts.get("cgroups")),
+        stock=stock_of(
+            paths.images, paths.store, default_config_dir(asked.mode), ConverterStarter(lambda: house.client)
+        ),
     )
 
 

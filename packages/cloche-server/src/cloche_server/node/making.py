@@ -6,21 +6,25 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
+from cloche.wire.commands import StartCommand
 from cloche.wire.errors import ClocheError, error
 from cloche.wire.ids import new_id
 from cloche.wire.sandboxes import CreateSandbox
 from cloche_server import points
 from cloche_server.api.backend import Caller
 from cloche_server.engines.contract import Engine
+from cloche_server.images.service import Images, Root
 from cloche_server.node import admission, booting
 from cloche_server.node.admission import Ask, Use, Watermarks
 from cloche_server.node.context import Context
-from cloche_server.node.images import Image, Images
 from cloche_server.node.keys import command_of_key, request_sha256
 from cloche_server.node.lifecycle import Cause, Life, Why
 from cloche_server.node.records import SandboxRecord
 from cloche_server.node.roster import Roster
 from cloche_server.node.sandbox import Sandbox
+from cloche_server.node.users import check_user
 
 ENGINE_OF = {"any": "gvisor", "gvisor": "gvisor", "microvm": "qemu"}
 
@@ -31,7 +35,8 @@ class Maker:
 
     context: Context
     roster: Roster
-    images: Images
+    images: Callable[[], Images]
+    default_image: Callable[[], str]
     engines: Mapping[str, Engine]
     marks: Watermarks
     use: Callable[[], Use]
@@ -40,17 +45,40 @@ class Maker:
 
     async def create(self, caller: Caller, request: CreateSandbox, key: str | None) -> Sandbox | SandboxRecord:
         wanted = request_sha256(request.model_dump_json())
-        while key is not None and (known := self.roster.by_key(caller, key)) is not None:
-            if not isinstance(known, Sandbox) or not known.is_undone:
-                return await self._again(known, wanted)
-            await asyncio.shield(known.ended)  # one that a dead daemon had begun: gone in a moment, and forgotten
-        image = self.images.find(request.image)
+        known = await self._known(caller, key, wanted)
+        if known is not None:
+            return known
         engine = self._engine(request)
+        name = request.image or self.default_image()
+        root = await self.images().ensure(name, owner=caller.owner, pull=request.pull)
+        with self.images().holding(root):
+            points.reached("node.create.after_image")
+            known = await self._known(
+                caller, key, wanted
+            )  # a repeat that waited for the same image may have been first
+            if known is not None:
+                return known
+            return await self.create_from(caller, request, root, engine, key=key, wanted=wanted)
+
+    async def create_from(
+        self,
+        caller: Caller,
+        request: CreateSandbox,
+        root: Root,
+        engine: Engine,
+        *,
+        key: str | None = None,
+        wanted: str | None = None,
+    ) -> Sandbox:
+        """From a root that is there. Until the record exists nothing here waits, so a key or a name is given once."""
+        request = request.model_copy(update={"command": first_command(request, root)})
+        check_user(request.user or root.user)
+        booting.check_environment(root, request)
         if request.name is not None:
             self.roster.check_name(caller, request.name)
         admission.admit(self.use(), Ask(request.limits.disk_bytes, request.limits.memory_bytes), self.marks)
-        sandbox = self._journalled(caller, request, key, wanted, image, engine)
-        boot = booting.boot(self.context, sandbox, engine, image, request)
+        sandbox = self._journalled(caller, request, key, wanted, root, engine)
+        boot = booting.boot(self.context, sandbox, engine, root, request)
         sandbox.boot_task = self.context.spawn(boot, f"boot {sandbox.id}", quiet=True)
         try:
             await asyncio.wait([sandbox.boot_task])
@@ -62,6 +90,13 @@ class Maker:
             raise
         await self._settled(sandbox)
         return sandbox
+
+    async def _known(self, caller: Caller, key: str | None, wanted: str) -> Sandbox | SandboxRecord | None:
+        while key is not None and (known := self.roster.by_key(caller, key)) is not None:
+            if not isinstance(known, Sandbox) or not known.is_undone:
+                return await self._again(known, wanted)
+            await asyncio.shield(known.ended)  # one that a dead daemon had begun: gone in a moment, and forgotten
+        return None
 
     async def _settled(self, sandbox: Sandbox) -> None:
         """The boot task is over or will be: its failure becomes the sandbox's end, and the caller's error."""
@@ -101,7 +136,7 @@ class Maker:
         return engine
 
     def _journalled(
-        self, caller: Caller, request: CreateSandbox, key: str | None, wanted: str, image: Image, engine: Engine
+        self, caller: Caller, request: CreateSandbox, key: str | None, wanted: str | None, root: Root, engine: Engine
     ) -> Sandbox:
         clock, sandbox_id = self.context.clock, new_id("sandbox")
         life = Life.begin(clock.boot_ns(), request.ttl_s, request.idle_timeout_s)
@@ -113,14 +148,14 @@ class Maker:
             lineage=new_id("lineage"),
             name=request.name,
             labels=request.labels,
-            image=request.image,
-            image_file=image.file,
-            image_digest=image.digest,
+            image=root.name,
+            image_file=root.file,
+            image_digest=root.digest,
             engine=engine.name,
             limits=request.limits.model_dump(),
             privileges=request.privileges,
-            user=request.user or image.user,
-            workdir=request.workdir or image.workdir,
+            user=request.user or root.user,
+            workdir=request.workdir or root.workdir,
             created_ns=life.created_ns,
             created_at=clock.wall_s(),
             ttl_deadline_ns=life.ttl_deadline_ns,
@@ -138,7 +173,8 @@ class Maker:
             sandbox.journal(
                 "sandbox.creating",
                 {
-                    "image": image.digest,
+                    "image": root.digest,
+                    "image_name": root.name,
                     "engine": engine.name,
                     "request_sha256": wanted,
                     "limits": record.limits,
@@ -151,3 +187,23 @@ class Maker:
             raise error("create_failed", f"The sandbox could not be recorded: {bad}") from bad
         self.roster.add(sandbox)
         return sandbox
+
+
+def first_command(request: CreateSandbox, root: Root) -> StartCommand | None:
+    """Docker's rule: entrypoint, then what the caller gave or the image's cmd. An entrypoint of the caller's drops the cmd."""
+    if request.command is None:
+        return None
+    entrypoint = root.entrypoint if request.entrypoint is None else request.entrypoint
+    cmd = root.cmd if request.entrypoint is None else ()
+    argv = [*entrypoint, *(request.command.argv or cmd)]
+    if not argv:
+        raise error(
+            "invalid_request",
+            f"The image {root.name!r} does not say what to run.",
+            fix="Give a command: cloche run IMAGE -- CMD",
+        )
+    try:
+        return StartCommand.model_validate({**request.command.model_dump(), "argv": argv})
+    except ValidationError:  # the caller's part of it was checked when it came
+        reason = {"reason": "entrypoint"}
+        raise error("image_refused", f"The command of image {root.name!r} is too long.", detail=reason) from None

@@ -12,19 +12,22 @@ from typing import Final
 
 from cloche.wire.commands import Command, Cursor, StartCommand, StdinState
 from cloche.wire.errors import error
-from cloche.wire.files import Entry, EntryList, MakeDirectory, Move, TreeResult, WatchEvent
 from cloche.wire.nodes import DiskUse, Event, EventList, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, SandboxState
 from cloche.wire.sandboxes import Sandbox as View
-from cloche_server.api.backend import Caller, Duplex, OutputChunk
+from cloche_server.api.backend import Caller, OutputChunk
 from cloche_server.channel import Budget
 from cloche_server.engines.contract import Engine
-from cloche_server.node import admission, files, shelf, start, usage
+from cloche_server.images.service import Images
+from cloche_server.images.worker import Converter
+from cloche_server.node import admission, shelf, start, usage, workshop
 from cloche_server.node.admission import Use, Watermarks
+from cloche_server.node.building import Builds
 from cloche_server.node.clock import NS, Clock, SystemClock, boot_id
 from cloche_server.node.command import RunningCommand
 from cloche_server.node.context import Context
-from cloche_server.node.images import Images
+from cloche_server.node.filing import Filing
+from cloche_server.node.imaging import Imaging
 from cloche_server.node.journal import Journal
 from cloche_server.node.keeping import Agenda
 from cloche_server.node.lifecycle import Cause, Why
@@ -33,6 +36,7 @@ from cloche_server.node.records import CommandRecord, SandboxRecord, sandbox_vie
 from cloche_server.node.retention import Leaks, Retention, leaks
 from cloche_server.node.roster import Roster, may_see
 from cloche_server.node.sandbox import Sandbox
+from cloche_server.node.stock import Stock, bytes_of, open_images
 from cloche_server.node.store import Store
 
 VERSION: Final = "0.1.0"
@@ -59,9 +63,11 @@ class Config:
     """Asked each time: a keeper can be replaced."""
     cgroup: str | None = None
     marks: Watermarks = field(default_factory=Watermarks)
+    stock: Stock | None = None
+    """None: a store in the state directory, and no converter."""
 
 
-class Node:
+class Node(Imaging, Filing):
     """Implements `api.backend.Backend`."""
 
     def __init__(self, config: Config, engines: Mapping[str, Engine], clock: Clock | None = None) -> None:
@@ -73,26 +79,46 @@ class Node:
         journal = Journal(store.journal_dir, clock, carry=lambda: start.carried(self.roster))
         self.context = Context(clock, journal, store, Agenda(clock), Budget(WINDOWS_BYTES_MAX))
         self.retention = Retention(self.context, self.roster)
-        self._images = Images(config.images_dir)
+        self._stock = config.stock or Stock(config.images_dir, config.state_dir / "images")
+        self._images: Images | None = None
         self._started_ns = clock.boot_ns()
         self._boot_id = boot_id()
         self._maker = Maker(
             self.context,
             self.roster,
-            self._images,
+            lambda: self.images,
+            lambda: self._stock.default_image,
             engines,
             config.marks,
             self._use,
             self.retention.sandbox_ended,
             self._boot_id,
         )
+        self._converter = Converter(self._stock.start)
+        self._builds = Builds(self._maker, self._converter, lambda: admission.disk_free(config.state_dir))
 
     async def start(self) -> None:
-        """Adopts what lives, ends what does not. Before it returns no request may be served."""
+        """Adopts what lives, ends what does not. Before it returns no request may be served; it waits a bounded time."""
+        self._images = await open_images(self._stock, self._converter, self._roots_in_use)
         await start.start(self.context, self.roster, self.retention, self.engines, self._boot_id)
+        workshop.end_leftovers(self.roster)
+
+    @property
+    def images(self) -> Images:
+        assert self._images is not None, "the node was not started"
+        return self._images
+
+    def _roots_in_use(self) -> Iterable[str]:
+        """Of every sandbox that lives; when the store is opened, of every one that has no end yet."""
+        if self._images is not None:
+            return [each.record.image_file for each in self.roster.live.values()]
+        records = (self.context.store.sandbox(name) for name in self.context.store.sandboxes())
+        return [record.image_file for record in records if record is not None and not record.end]
 
     async def stop(self) -> None:
-        """Lets go: every sandbox that runs lives on, and the next daemon adopts it."""
+        """Lets go: every sandbox that runs lives on, and the next daemon adopts it, also one that this one has not reached."""
+        await self.images.close()
+        await start.stop(self.roster)
         making = [each for each in self.roster.live.values() if each.state is SandboxState.CREATING]
         for each in making:
             each.end(Cause(Why.CREATE_FAILED, detail="the daemon is stopping"))
@@ -180,7 +206,7 @@ class Node:
         self, caller: Caller, sandbox: str, request: StartCommand, idempotency_key: str | None
     ) -> Command:
         found = self._live(caller, sandbox)
-        with found.call():
+        async with found.call():
             command = found.start_command(request, idempotency_key)
             await asyncio.sleep(0)  # its OPEN leaves now: the guest begins while the answer is put together
             return shelf.view(command)
@@ -210,90 +236,22 @@ class Node:
         self, caller: Caller, sandbox: str, command: str, offset: int, data: AsyncIterator[bytes], *, eof: bool
     ) -> StdinState:
         running = self._running(caller, sandbox, command)
-        with self._live(caller, sandbox).call():
+        async with self._live(caller, sandbox).call():
             return await running.write_stdin(offset, data, eof=eof)
 
     async def signal(self, caller: Caller, sandbox: str, command: str, signal: int) -> None:
-        self._running(caller, sandbox, command).signal(signal)
+        running = self._running(caller, sandbox, command)
+        async with self._live(caller, sandbox).call():
+            running.signal(signal)
 
     async def resize(self, caller: Caller, sandbox: str, command: str, rows: int, cols: int) -> None:
-        self._running(caller, sandbox, command).resize(rows, cols)
+        running = self._running(caller, sandbox, command)
+        async with self._live(caller, sandbox).call():
+            running.resize(rows, cols)
 
     async def kill_command(self, caller: Caller, sandbox: str, command: str) -> Command:
         found = self._command(caller, sandbox, command)
         return shelf.view(found) if isinstance(found, CommandRecord) else await found.kill(caller.owner)
-
-    # --- files --------------------------------------------------------------------------------------
-
-    async def read_file(
-        self, caller: Caller, sandbox: str, path: str, *, offset: int, length: int | None, user: str | None
-    ) -> AsyncIterator[bytes]:
-        with self._live(caller, sandbox).call() as channel:
-            fields = files.fields_of(path, user, offset=offset or None, length=length)
-            async for piece in files.read_bytes(channel, "file.read", fields):
-                yield piece
-
-    async def write_file(
-        self,
-        caller: Caller,
-        sandbox: str,
-        path: str,
-        data: AsyncIterator[bytes],
-        *,
-        mode: int | None,
-        make_parents: bool,
-        append: bool,
-        user: str | None,
-    ) -> int:
-        with self._live(caller, sandbox).call() as channel:
-            fields = files.fields_of(path, user, mode=mode, make_parents=make_parents, append=append)
-            return files.count(await files.ask(channel, "file.write", fields, data=data), "bytes")
-
-    async def stat(self, caller: Caller, sandbox: str, path: str, *, follow: bool, user: str | None) -> Entry:
-        with self._live(caller, sandbox).call() as channel:
-            return await files.stat(channel, path, follow=follow, user=user)
-
-    async def list_files(self, caller: Caller, sandbox: str, path: str, *, depth: int, user: str | None) -> EntryList:
-        with self._live(caller, sandbox).call() as channel:
-            return await files.list_files(channel, path, depth=depth, user=user)
-
-    async def make_directory(self, caller: Caller, sandbox: str, request: MakeDirectory) -> bool:
-        with self._live(caller, sandbox).call() as channel:
-            fields = files.fields_of(request.path, request.user, parents=request.parents, mode=request.mode)
-            return (await files.ask(channel, "fs.mkdir", fields)).get("created") is True
-
-    async def move(self, caller: Caller, sandbox: str, request: Move) -> None:
-        with self._live(caller, sandbox).call() as channel:
-            fields = files.fields_of(request.source, request.user, to=request.target, overwrite=request.overwrite)
-            fields["from"] = fields.pop("path")
-            await files.ask(channel, "fs.move", fields)
-
-    async def remove(self, caller: Caller, sandbox: str, path: str, *, recursive: bool, user: str | None) -> int:
-        with self._live(caller, sandbox).call() as channel:
-            return files.count(
-                await files.ask(channel, "fs.remove", files.fields_of(path, user, recursive=recursive)), "removed"
-            )
-
-    async def watch(
-        self, caller: Caller, sandbox: str, path: str, *, recursive: bool, user: str | None
-    ) -> AsyncIterator[WatchEvent]:
-        with self._live(caller, sandbox).call() as channel:
-            async for event in files.watch(channel, path, recursive=recursive, user=user):
-                yield event
-
-    async def read_tree(self, caller: Caller, sandbox: str, path: str, *, user: str | None) -> AsyncIterator[bytes]:
-        with self._live(caller, sandbox).call() as channel:
-            async for piece in files.read_tree(channel, path, user=user):
-                yield piece
-
-    async def write_tree(
-        self, caller: Caller, sandbox: str, path: str, data: AsyncIterator[bytes], *, overwrite: bool, user: str | None
-    ) -> TreeResult:
-        with self._live(caller, sandbox).call() as channel:
-            return await files.write_tree(channel, path, data, overwrite=overwrite, user=user)
-
-    async def connect_port(self, caller: Caller, sandbox: str, port: int) -> Duplex:
-        return await files.Port.connect(self._live(caller, sandbox).call(), port)
 
     # --- the node -----------------------------------------------------------------------------------
 
@@ -308,6 +266,7 @@ class Node:
             accepted=[*self.config.accepted],
             cgroup=self.config.cgroup,
             state_dir=str(self.config.state_dir),
+            default_image=self._stock.default_image,
             uptime_s=(context.clock.boot_ns() - self._started_ns) / NS,
             sandboxes_running=len(self.roster.live),
             generation=context.store.generation,
@@ -315,9 +274,11 @@ class Node:
 
     async def disk_use(self, caller: Caller) -> DiskUse:
         layers = self.config.layers_dir
-        logs, layer_bytes = await asyncio.to_thread(lambda: (self.context.store.log_bytes(), usage.bytes_below(layers)))
+        logs, layer_bytes, images = await asyncio.to_thread(
+            lambda: (self.context.store.log_bytes(), usage.bytes_below(layers), bytes_of(self._stock, self.images))
+        )
         return DiskUse(
-            images_bytes=self._images.size_bytes(),
+            images_bytes=images,
             logs_bytes=logs,
             layers_bytes=layer_bytes,
             journal_bytes=self.context.journal.size_bytes,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from cloche.wire.commands import StartCommand
@@ -16,11 +16,10 @@ from cloche.wire.sandboxes import Sandbox as View
 from cloche.wire.sandboxes import SandboxState, Usage
 from cloche_server import points
 from cloche_server.channel import Channel, ChannelError, JsonObject
-from cloche_server.channel.frames import PAYLOAD_BYTES_MAX, encode_json
 from cloche_server.channel.streams import STREAMS_PER_OPENER_MAX
 from cloche_server.engines.contract import EngineError, Instance
 from cloche_server.node import lifecycle
-from cloche_server.node.command import RunningCommand
+from cloche_server.node.command import RunningCommand, check_size
 from cloche_server.node.command_log import CommandLog
 from cloche_server.node.context import Context
 from cloche_server.node.guest_text import escaped
@@ -28,6 +27,7 @@ from cloche_server.node.keeping import Entry
 from cloche_server.node.keys import command_of_key, request_sha256
 from cloche_server.node.lifecycle import Cause, Facts, Life, Why
 from cloche_server.node.records import CommandRecord, SandboxRecord, plain_request, sandbox_view
+from cloche_server.node.users import check_user
 
 RECENT_MAX: Final = 16
 SILENCE_S: Final = 60.0
@@ -35,7 +35,8 @@ SILENCE_S: Final = 60.0
 PONG_S: Final = 10.0
 PONGS_MISSED_MAX: Final = 2
 KILL_AGAIN_S: Final = 1.0
-SMALL_REQUEST_CHARS: Final = 16_384
+REACH_S: Final = 15.0
+"""A call to a sandbox that is still being adopted waits so long: longer than a silent guest is waited for (`STATE_S`)."""
 
 
 class Sandbox:
@@ -55,6 +56,8 @@ class Sandbox:
         """The last few that ended: whoever started one mostly asks for its end at once."""
         self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self.boot_task: asyncio.Task[Any] | None = None
+        self.adoption: asyncio.Task[Any] | None = None
+        """A new daemon's way back to it. Until it is done the sandbox runs, and has no channel."""
         self.cpu_sample: tuple[int, float] | None = None
         self.was_ready = False
         self._context = context
@@ -102,10 +105,15 @@ class Sandbox:
             self._watch.cancel()
         self.instance, self.channel = None, None
 
-    def ready(self) -> None:
+    def runs(self) -> None:
+        """For all the world it is there and its times count; in adoption before its channel is."""
         self.state = lifecycle.step(self.state, SandboxState.RUNNING)
         self.was_ready = True
         self.plan()
+
+    def ready(self) -> None:
+        if self.state is SandboxState.CREATING:
+            self.runs()
         self._liveness = self._context.agenda.after(SILENCE_S, self._check_alive)
         if self._end_when_ready:
             self.end(Cause(Why.COMMAND, by="command"))
@@ -148,16 +156,17 @@ class Sandbox:
 
     # --- times --------------------------------------------------------------------------------------
 
-    @contextmanager
-    def call(self) -> Iterator[Channel]:
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[Channel]:
         """A request is open: the sandbox is not idle. Gives the channel, or says that it has ended or is not made yet."""
-        if self.state is SandboxState.CREATING:
+        if self.state is not SandboxState.RUNNING:
             raise self.over()
-        channel = self.usable()
         self._open_calls += 1
         self._idle_since_ns = None
         try:
-            yield channel
+            if self.channel is None and self.adoption is not None:
+                await asyncio.wait([self.adoption], timeout=REACH_S)
+            yield self.usable()
         finally:
             self._open_calls -= 1
             self._rest_if_idle()
@@ -170,6 +179,8 @@ class Sandbox:
     def over(self) -> ClocheError:
         if self.state is SandboxState.CREATING:
             return error("conflict", "The sandbox is still being created.")
+        if self.state is SandboxState.RUNNING:
+            return error("time_out", f"The node started just now and has not reached the guest of {self.id} yet.")
         end = self.ended.result() if self.ended.done() else None
         detail = {"end": end.model_dump(mode="json", exclude_none=True)} if end else {}
         return error(
@@ -227,7 +238,7 @@ class Sandbox:
                 raise error("idempotency_conflict", "This Idempotency-Key was used for a different command.")
             return known, lambda: None
         fields = self._exec_fields(command, request)
-        _check_size(request, fields)
+        check_size(request, fields)
         if channel.stats.streams_open + 2 > STREAMS_PER_OPENER_MAX - 16:
             raise error("overloaded", "The sandbox has as many open streams as it can have.", retry_after_s=1.0)
         record = self._record_of(command, request, wanted, channel.next_stream_id())
@@ -287,6 +298,7 @@ class Sandbox:
             "privileges": self.record.privileges,
         }
         user = request.user or self.record.user
+        check_user(user)
         if user is not None:
             fields["user"] = user
         return fields
@@ -314,10 +326,11 @@ class Sandbox:
             return
         self.cause = cause
         self.journal("sandbox.ending", {"why": cause.why.value, "by": cause.by, "detail": cause.detail})
-        self.finish_ending()
+        self.carry_out(cause)
 
-    def finish_ending(self) -> None:
+    def carry_out(self, cause: Cause) -> None:
         """Also for adoption, when an earlier daemon had journalled the cause."""
+        self.cause = cause
         self.state = lifecycle.step(self.state, SandboxState.ENDING)
         for entry in (self._deadline, self._liveness):
             if entry is not None:
@@ -328,6 +341,10 @@ class Sandbox:
         if self.boot_task is not None:
             self.boot_task.cancel()
             await asyncio.wait([self.boot_task])
+        if self.adoption is not None:
+            if self.instance is not None:  # only the guest's word is missing; else: what there is to kill
+                self.adoption.cancel()
+            await asyncio.wait([self.adoption])
         if self.channel is not None:
             self.channel.close("ended")
         if self.instance is not None:
@@ -371,16 +388,3 @@ class Sandbox:
             return recent.ended.result()
         record = self._context.store.command(self.id, first)
         return End.model_validate(record.end) if record is not None and record.end else None
-
-
-def _check_size(request: StartCommand, fields: JsonObject) -> None:
-    """An OPEN is one frame. Most are small: only then is it not worth encoding it twice."""
-    chars = sum(map(len, request.argv)) + sum(len(name) + len(value) for name, value in request.env.items())
-    if chars + 8 * (len(request.argv) + 2 * len(request.env)) <= SMALL_REQUEST_CHARS:
-        return
-    size = len(encode_json({"op": "exec", **fields, "stderr_stream": 1 << 32}))
-    if size > PAYLOAD_BYTES_MAX:
-        raise error(
-            "too_large",
-            f"Arguments and environment have {size} bytes; {PAYLOAD_BYTES_MAX} is the most. Send it as a file.",
-        )

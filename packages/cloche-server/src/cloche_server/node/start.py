@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from cloche_server import points
 from cloche_server.engines.contract import Engine
-from cloche_server.node.adoption import PastCommand, PastSandbox, Replay, adopt
+from cloche_server.node.adoption import PastCommand, PastSandbox, Replay, adopt, restore, take_up
+from cloche_server.node.command import RunningCommand
 from cloche_server.node.context import Context
 from cloche_server.node.lifecycle import Cause, Life, Why
 from cloche_server.node.records import SandboxRecord
@@ -17,6 +20,10 @@ from cloche_server.node.roster import Roster
 from cloche_server.node.sandbox import Sandbox
 
 ADOPT_AT_ONCE: Final = 16
+TURN_S: Final = 0.25
+"""An adoption that takes longer goes on without its turn: silent guests do not keep honest ones waiting."""
+ADOPT_S: Final = 0.5
+"""A start waits this long for adoptions; then the node serves, and the rest goes on beside it."""
 LOG_BYTES_S: Final = 60.0
 
 
@@ -31,31 +38,106 @@ async def start(
         "generation": context.store.generation,
         "living": len(replay.living),
     }
+    restored = [_restored(context, roster, retention, *each) for each in _tidy(context, roster, replay)]
     context.journal.write("node.started", detail=detail)
-    living = _tidy(context, roster, replay)
-    gate = asyncio.Semaphore(ADOPT_AT_ONCE)
-
-    async def one(record: SandboxRecord, past: PastSandbox) -> None:
-        if past.ttl_deadline_ns is not None:
-            record.ttl_deadline_ns = past.ttl_deadline_ns
-        life = Life(record.created_ns, record.ttl_deadline_ns, record.idle_timeout_s)
-        sandbox = Sandbox(context, record, life, retention.sandbox_ended)
-        roster.add(sandbox)
-        async with gate:
-            await adopt(context, sandbox, past, engines.get(record.engine), same_boot=record.boot_id == boot_id)
-
-    results = await asyncio.gather(*(one(record, past) for record, past in living), return_exceptions=True)
-    for (record, _), bad in zip(living, results, strict=True):
-        if bad is not None:
-            _end_broken(context, roster, record, bad)
+    points.reached("node.start.after_journal")
+    for past in replay.living.values():  # journalled, and its directory is gone: somebody removed it
+        lost = {"reason": "host_failure", "detail": "its directory is gone"}
+        context.journal.write("sandbox.ended", sandbox=past.id, detail=lost)
+    turns = Turns()
+    adoptions = []
+    for sandbox, commands in restored:
+        take_up(sandbox)
+        engine, same_boot = engines.get(sandbox.record.engine), sandbox.record.boot_id == boot_id
+        adoption = _adopt(context, sandbox, commands, turns, engine, same_boot=same_boot)
+        sandbox.adoption = context.spawn(adoption, f"adopt {sandbox.id}")
+        adoptions.append(sandbox.adoption)
+    if adoptions:
+        await asyncio.wait(adoptions, timeout=ADOPT_S)
     retention.sweep()
     count_logs(context, retention)
 
 
-def _end_broken(context: Context, roster: Roster, record: SandboxRecord, bad: BaseException) -> None:
+async def late(roster: Roster) -> set[str]:
+    """Waits for the adoptions that outlast the start; whose they were."""
+    found = {each.id: each.adoption for each in roster.live.values() if each.adoption is not None}
+    under_way = {name: adoption for name, adoption in found.items() if not adoption.done()}
+    if under_way:
+        await asyncio.wait(under_way.values())
+    return set(under_way)
+
+
+async def stop(roster: Roster) -> None:
+    """Adoptions that are still under way are given up: the next daemon begins them anew."""
+    found = [each.adoption for each in roster.live.values() if each.adoption is not None and each.cause is None]
+    for adoption in found:
+        adoption.cancel()
+    if found:
+        await asyncio.wait(found)
+
+
+def _restored(
+    context: Context, roster: Roster, retention: Retention, record: SandboxRecord, past: PastSandbox
+) -> tuple[Sandbox, list[RunningCommand] | Exception]:
+    """In the roster before the first line is written: that line may begin a new file, which restates the roster."""
+    if past.ttl_deadline_ns is not None:
+        record.ttl_deadline_ns = past.ttl_deadline_ns
+    life = Life(record.created_ns, record.ttl_deadline_ns, record.idle_timeout_s)
+    sandbox = Sandbox(context, record, life, retention.sandbox_ended)
+    roster.add(sandbox)
+    try:
+        return sandbox, restore(context, sandbox, past)
+    except Exception as bad:  # a defect of ours costs that sandbox (`_adopt`), never the start
+        return sandbox, bad
+
+
+async def _adopt(
+    context: Context,
+    sandbox: Sandbox,
+    commands: list[RunningCommand] | Exception,
+    turns: Turns,
+    engine: Engine | None,
+    *,
+    same_boot: bool,
+) -> None:
     """A defect of ours in adopting one sandbox costs that one, never the start."""
-    context.log.error("adoption failed", sandbox=record.id, exc_info=bad)
-    roster.live[record.id].end(Cause(Why.HOST, detail=f"it could not be adopted ({type(bad).__name__})"))
+    if isinstance(commands, Exception):
+        _end_broken(context, sandbox, commands)
+        commands = []  # what is alive of it is still found, and ended
+    try:
+        async with turns.one():
+            await adopt(context, sandbox, commands, engine, same_boot=same_boot)
+    except Exception as bad:  # the same
+        _end_broken(context, sandbox, bad)
+
+
+def _end_broken(context: Context, sandbox: Sandbox, bad: Exception) -> None:
+    context.log.error("adoption failed", sandbox=sandbox.id, exc_info=bad)
+    sandbox.end(Cause(Why.HOST, detail=f"it could not be adopted ({type(bad).__name__})"))
+
+
+class Turns:
+    """So many at once, but for a bounded time each."""
+
+    def __init__(self, at_once: int = ADOPT_AT_ONCE, turn_s: float = TURN_S) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._turn_s = turn_s
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        await self._free.acquire()
+        held = [self._free]
+
+        def pass_on() -> None:
+            if held:
+                held.pop().release()
+
+        timer = asyncio.get_running_loop().call_later(self._turn_s, pass_on)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            pass_on()
 
 
 def _tidy(context: Context, roster: Roster, replay: Replay) -> list[tuple[SandboxRecord, PastSandbox]]:
@@ -77,10 +159,6 @@ def _tidy(context: Context, roster: Roster, replay: Replay) -> list[tuple[Sandbo
             context.store.save_command(found)
     for _, each in living:
         _remove_unjournalled(context, replay, each)
-    for past in replay.living.values():  # journalled, and its directory is gone: somebody removed it
-        context.journal.write(
-            "sandbox.ended", sandbox=past.id, detail={"reason": "host_failure", "detail": "its directory is gone"}
-        )
     return living
 
 

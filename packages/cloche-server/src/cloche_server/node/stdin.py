@@ -66,12 +66,12 @@ class Stdin:
                 async for piece in data:
                     offset = await self._send(offset, piece)
                 await self._confirmed(min(offset, self._next))
+                if eof and offset == self._next:
+                    self._close()
             except StreamEnded:
                 raise self._ended() from None
             except ChannelLost as lost:
                 raise from_channel(lost) from lost
-            if eof and offset == self._next:
-                self._close()
             return StdinState(offset=self.offset, closed=self.closed)
 
     async def _send(self, offset: int, piece: bytes) -> int:
@@ -100,7 +100,7 @@ class Stdin:
 
     def _close(self) -> None:
         if not self.closed:
-            who = self._sandbox
+            stream, who = self._open_stream(), self._sandbox
             self._context.journal.write(
                 "command.stdin_closed",
                 sandbox=who.id,
@@ -110,7 +110,7 @@ class Stdin:
                 detail={"offset": self._next},
             )
             self.closed = True
-            self._open_stream().eof()
+            stream.eof()
 
     def _open_stream(self) -> Stream:
         if self._over or self._stream is None:

@@ -14,10 +14,11 @@ from cloche.cli.units import DURATION
 @click.option("--timeout", type=DURATION, help="End the first command after this long.")
 @click.option("--ttl", type=DURATION, help="How long the sandbox lives (15m, at most 24h).")
 @click.option("--json", "as_json", is_flag=True, help="Print the sandbox's view.")
+@options.image_options
 @options.refuse_unsafe
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[IMAGE] [-- CMD...]")
 def command(words: tuple[str, ...], as_json: bool, **given: Any) -> int:
-    """Create a sandbox that stays. Prints its id; with CMD, that command is started in it.
+    """Create a sandbox that stays. Prints its id; with CMD, that command is started in it, after the image's entrypoint.
 
     The opposite is: cloche kill ID
     """
@@ -25,7 +26,7 @@ def command(words: tuple[str, ...], as_json: bool, **given: Any) -> int:
     from cloche.wire.ids import short
 
     image, argv = options.image_and_command(words)
-    start = options.command_request(argv, given) if argv else None
+    start = options.command_request(argv, given) if argv or given["entrypoint"] else None
     request = options.create_request(image, given, start)
     if start is None:
         fields = {
@@ -35,7 +36,7 @@ def command(words: tuple[str, ...], as_json: bool, **given: Any) -> int:
         }
         request = options.checked(type(request), {**request.model_dump(), **fields})
     with session.connect(start=True) as node:
-        box = node.create(request).view
+        box = session.create(node, request).view
     if as_json:
         render.json_out(box)
     else:

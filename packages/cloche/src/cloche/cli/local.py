@@ -39,7 +39,10 @@ class Place:
     mode: Mode
     state_dir: Path
     run_dir: Path
-    images_dir: Path | None
+    images_dir: Path
+    """Root file systems made elsewhere."""
+    store_dir: Path | None = None
+    """The image store, when not in the state directory."""
 
     @property
     def socket(self) -> Path:
@@ -62,42 +65,35 @@ def require() -> None:
             raise error("server_missing", f"this is the client alone: the package {package} is not installed")
 
 
-def place(images: Path | None = None) -> Place:
+def place(images: Path | None = None, store: Path | None = None) -> Place:
     """The machine's for root, else the user's own; where the SDK looks for them too."""
     require()
     from cloche.client._target import MACHINE_SOCKET, user_socket_path, user_state_dir
 
-    if os.geteuid() == 0:
-        return Place("machine", MACHINE_STATE, MACHINE_SOCKET.parent, images or find_images())
-    return Place("user", user_state_dir(), user_socket_path().parent, images or find_images())
+    is_machine = os.geteuid() == 0
+    state = MACHINE_STATE if is_machine else user_state_dir()
+    run = (MACHINE_SOCKET if is_machine else user_socket_path()).parent
+    return Place("machine" if is_machine else "user", state, run, images or find_images() or state / "images", store)
 
 
 def find_images() -> Path | None:
-    """The directory that holds the default image: CLOCHE_ROOTFS, the machine's, the user's, this checkout's."""
+    """The directory with a prebuilt default image: CLOCHE_ROOTFS, the machine's, the user's, this checkout's."""
     from cloche.client._target import user_state_dir
 
     given = os.environ.get("CLOCHE_ROOTFS")
     if given:
         path = Path(given, DEFAULT_IMAGE_FILE) if Path(given).is_dir() else Path(given)
-        return path.parent if path.name == DEFAULT_IMAGE_FILE and path.is_file() else None
+        if path.name != DEFAULT_IMAGE_FILE or not path.is_file():
+            text = f"CLOCHE_ROOTFS is {given}, and that is not a file named {DEFAULT_IMAGE_FILE}"
+            raise error(
+                "image_not_found", text, fix="Correct the variable, or unset it: images are pulled when needed."
+            )
+        return path.parent
     checkout = Path(__file__).parents[5] / "build" / "rootfs"
     for directory in (MACHINE_STATE / "images", _data_dir() / "images", user_state_dir() / "images", checkout):
         if (directory / DEFAULT_IMAGE_FILE).is_file():
             return directory
     return None
-
-
-def no_image() -> ClocheError:
-    """What to say when there is none to be found."""
-    given = os.environ.get("CLOCHE_ROOTFS")
-    text = f"the root file system of sandboxes, {DEFAULT_IMAGE_FILE}, is not on this machine"
-    if given:
-        text = f"CLOCHE_ROOTFS is {given}, and that is not a file named {DEFAULT_IMAGE_FILE}"
-    if os.geteuid() == 0:  # sudo would not keep the variable
-        fix = f"Put it into {MACHINE_STATE / 'images'}, or name its directory: cloche up --images DIR"
-    else:
-        fix = f"Put it into {_data_dir() / 'images'}, or: export CLOCHE_ROOTFS=/path/to/{DEFAULT_IMAGE_FILE}"
-    return error("image_not_found", text, fix=f"{fix} (a checkout: just setup makes it)")
 
 
 def _data_dir() -> Path:
@@ -159,11 +155,14 @@ def start(where: Place, *, accept: tuple[str, ...] = (), replace: bool = False) 
     """Starts it, waits until it answers, and leaves it running. `replace`: a new daemon takes the sandboxes over."""
     from cloche.cli.progress import spinning
 
-    if where.images_dir is None:
-        raise no_image()
     launcher: Any = importlib.import_module("cloche_server.node.launch.up")
     places: Any = importlib.import_module("cloche_server.node.launch.places")
-    paths = places.NodePaths(state=where.state_dir, run=where.run_dir, images=where.images_dir.absolute())
+    paths = places.NodePaths(
+        state=where.state_dir,
+        run=where.run_dir,
+        images=where.images_dir.absolute(),
+        store_dir=where.store_dir.absolute() if where.store_dir else None,
+    )
     with spinning("starting the node"):
         (launcher.replace if replace else launcher.up)(paths, mode=where.mode, accept=accept)
     view = running(where)
@@ -259,12 +258,22 @@ def checks() -> list[dict[str, Any]]:
 
 
 def _image_check() -> dict[str, Any]:
-    found = find_images()
-    if found is None:
-        lacking = no_image()
-        return {"name": "image", "state": "missing", "text": lacking.message, "fix": lacking.fix, "code": lacking.code}
-    names = ", ".join(sorted(path.stem for path in found.glob("*.erofs")))
-    return {"name": "image", "state": "ok", "text": f"{names} in {found}", "fix": "", "code": None}
+    """Which image a sandbox gets whose caller names none, and where from."""
+    from cloche.wire import defaults
+
+    try:
+        found = find_images()
+    except ClocheError as wrong:
+        return {"name": "image", "state": "missing", "text": wrong.message, "fix": wrong.fix, "code": wrong.code}
+    chosen = os.environ.get("CLOCHE_IMAGE")
+    if chosen:
+        text = f"{chosen} (CLOCHE_IMAGE), pulled when it is first used"
+    elif found is not None:
+        names = ", ".join(sorted(path.stem for path in found.glob("*.erofs")))
+        text = f"{names} in {found}"
+    else:
+        text = f"{defaults.IMAGE}, pulled when it is first used"
+    return {"name": "image", "state": "ok", "text": text, "fix": "", "code": None}
 
 
 def command_for_root() -> str:

@@ -4,16 +4,16 @@ A verb's module is imported when it is typed and not before: `cloche --version` 
 """
 
 import errno
-import importlib
 import os
 import sys
 from typing import Any, Final, NoReturn
 
 import click
 
+from cloche.cli.verbs import Table, Verbs
 from cloche.cli.version import version_line
 
-VERBS: Final[dict[str, tuple[str, str]]] = {
+VERBS: Final[Table] = {
     "run": ("run", "Run a command in a new sandbox, and end the sandbox with it."),
     "create": ("create", "Create a sandbox that stays."),
     "exec": ("exec", "Run a command in a sandbox."),
@@ -24,6 +24,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "cp": ("cp", "Copy files into or out of a sandbox."),
     "port": ("port", "Forward a local port to one inside."),
     "kill": ("kill", "End sandboxes."),
+    "image": ("image", "Pull, build, list and remove images."),
     "df": ("df", "Show what the node keeps on disk."),
     "prune": ("prune", "Remove what is kept of ended sandboxes."),
     "up": ("up", "Start the node (as root: for all users of this machine)."),
@@ -49,31 +50,13 @@ LOCAL_ERRORS: Final = {
 """What a local file's error is called, so that scripts see the same words on both sides of `cp`."""
 
 
-class Verbs(click.Group):
-    """The group of all verbs, loaded one by one."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        command = importlib.import_module(f"cloche.cli.{VERBS[cmd_name][0]}").command
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_module, text) in VERBS.items()])
-
-
 def _show_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         click.echo(version_line())
         ctx.exit()
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, table=VERBS, package="cloche.cli", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )

@@ -15,7 +15,7 @@ import click
 from cloche.cli.units import DURATION, SIZE
 
 if TYPE_CHECKING:
-    from cloche.wire.commands import StartCommand, Terminal
+    from cloche.wire.commands import FirstCommand, Terminal
     from cloche.wire.sandboxes import CreateSandbox
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -164,6 +164,22 @@ def sandbox_options(function: F) -> F:
     )
 
 
+def pull_option(function: F) -> F:
+    choice = click.Choice(["missing", "always", "never"])
+    return click.option("--pull", type=choice, help="When to ask the registry for the image (missing).")(function)
+
+
+def _words(_ctx: click.Context, _param: click.Parameter, value: str | None) -> list[str] | None:
+    return None if value is None else [value] if value else []
+
+
+def image_options(function: F) -> F:
+    """What is different about the image's own words."""
+    text = "Run this before CMD instead of the image's; empty: nothing."
+    entrypoint = click.option("--entrypoint", metavar="PROGRAM", callback=_words, help=text)
+    return _apply(function, [pull_option, entrypoint])
+
+
 def environment(pairs: tuple[str, ...], files: tuple[Path, ...]) -> dict[str, str]:
     """Docker's rules: files first, `-e` wins; a name without a value takes the caller's, or is left out."""
     found: dict[str, str] = {}
@@ -206,7 +222,7 @@ def checked(model: Any, fields: dict[str, Any]) -> Any:
         raise click.UsageError(f"{where}: {first['msg']}") from None
 
 
-def create_request(image: str | None, given: dict[str, Any], command: "StartCommand | None" = None) -> "CreateSandbox":
+def create_request(image: str | None, given: dict[str, Any], command: "FirstCommand | None" = None) -> "CreateSandbox":
     """From the options of `sandbox_options`; what was not given keeps the table's default."""
     from cloche.wire.sandboxes import CreateSandbox, Limits
 
@@ -218,6 +234,8 @@ def create_request(image: str | None, given: dict[str, Any], command: "StartComm
     }
     fields = {
         "image": image,
+        "pull": given.get("pull"),
+        "entrypoint": given.get("entrypoint"),
         "isolation": given.get("isolation"),
         "name": given.get("name"),
         "labels": labels_of(given.get("labels") or ()),
@@ -233,9 +251,9 @@ def create_request(image: str | None, given: dict[str, Any], command: "StartComm
     return request
 
 
-def command_request(argv: list[str], given: dict[str, Any], terminal: "Terminal | None" = None) -> "StartCommand":
+def command_request(argv: list[str], given: dict[str, Any], terminal: "Terminal | None" = None) -> "FirstCommand":
     """From the options of `command_options` and `terminal_options`."""
-    from cloche.wire.commands import StartCommand
+    from cloche.wire.commands import FirstCommand
 
     fields = {
         "argv": argv,
@@ -246,11 +264,11 @@ def command_request(argv: list[str], given: dict[str, Any], terminal: "Terminal 
         "stdin": bool(given.get("interactive")) or terminal is not None,
         "terminal": terminal,
     }
-    request: StartCommand = checked(StartCommand, fields)
+    request: FirstCommand = checked(FirstCommand, fields)
     return request
 
 
-def start_fields(request: "StartCommand") -> dict[str, Any]:
+def start_fields(request: "FirstCommand") -> dict[str, Any]:
     """A request as the arguments of the SDK's `commands.start`."""
     fields = {name: getattr(request, name) for name in request.model_fields_set if name != "argv"}
     return {"command": request.argv, **fields}

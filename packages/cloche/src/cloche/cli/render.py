@@ -46,6 +46,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def shown(text: str) -> str:
+    """A name or a sentence that somebody else chose, as a part of a line."""
+    return line(text, LAST_WIDTH_MAX)
+
+
 def tick(text: str) -> None:
     """`✓ text` on stderr: something was done that took a moment or leaves state."""
     say(f"{styled(sign('✓', '+', sys.stderr), '32', sys.stderr)} {line(text, 400)}")

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     "--keep", is_flag=True, help="Leave the sandbox running when the command has ended; end it: cloche kill ID"
 )
 @click.option("--rm", is_flag=True, hidden=True, expose_value=False, help="Docker's; it is always so.")
+@options.image_options
 @options.refuse_unsafe
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[IMAGE] -- CMD...")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[IMAGE] [-- CMD...]")
 def command(words: tuple[str, ...], **given: Any) -> int:
     """Run a command in a new sandbox, and end the sandbox with it.
 
-    stdout, stderr and the exit code are the command's own. Without -i its stdin is closed. The first Ctrl-C goes
-    to the command, the second ends the sandbox.
+    Without CMD it is the image's own; an image's entrypoint goes before CMD, as with Docker. An image that is not
+    here is pulled first. stdout, stderr and the exit code are the command's own. Without -i its stdin is closed. The
+    first Ctrl-C goes to the command, the second ends the sandbox.
     """
     request = build(words, given)
     from cloche.cli import session
@@ -45,7 +47,7 @@ def build(words: tuple[str, ...], given: dict[str, Any]) -> "CreateSandbox":
     from cloche.wire import defaults
 
     image, argv = options.image_and_command(words)
-    if not argv:
+    if not argv and image is None:
         raise click.UsageError("which command? cloche run [IMAGE] -- CMD")
     timeout_s = given["timeout"] or defaults.RUN_TIMEOUT_S
     start = options.command_request(argv, {**given, "timeout": timeout_s}, local_terminal() if given["tty"] else None)
@@ -57,9 +59,9 @@ def build(words: tuple[str, ...], given: dict[str, Any]) -> "CreateSandbox":
 def perform(node: "Node", request: "CreateSandbox", *, keep: bool, stdin: bool) -> int:
     """Creates, carries, reports; answers the exit code."""
     from cloche.cli.failure import show_end
-    from cloche.cli.session import first_command
+    from cloche.cli.session import create, first_command
 
-    box = node.create(request)
+    box = create(node, request)
     job = first_command(node, box, request)
     done: CommandView | None
     if job.view.terminal:

@@ -3,14 +3,16 @@
 Verbs use the SDK's objects (`Node`, `Sandbox`, `Command`) directly; here is only how they are got.
 """
 
+import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cloche.client import Command, Commands, Node, Sandbox, Target
+    from cloche.wire.images import ImageEvent
     from cloche.wire.sandboxes import CreateSandbox
 
 
@@ -39,6 +41,21 @@ def at_socket(path: Path) -> "Iterator[Node]":
 
     with Node(Target("user", "http://cloche", str(path))) as node:
         yield node
+
+
+def create(node: "Node", request: "CreateSandbox") -> "Sandbox":
+    """A sandbox; when its image is not here, its pull is shown on stderr."""
+    from cloche.cli.pulling import showing
+
+    with contextlib.ExitStack() as stack:
+        shown: list[Callable[[ImageEvent], None]] = []
+
+        def show(event: "ImageEvent") -> None:
+            if not shown:
+                shown.append(stack.enter_context(showing(event.image or request.image or "image")))
+            shown[0](event)
+
+        return node.create(request, on_event=show)
 
 
 def first_command(node: "Node", box: "Sandbox", request: "CreateSandbox") -> "Command":

@@ -20,6 +20,7 @@ ARGV: Final = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; e
 @options.command_options
 @options.sandbox_options
 @click.option("--image", help="The image of the new sandbox.")
+@options.pull_option
 @click.option("--ttl", type=DURATION, help="How long the new sandbox may live (24h; it ends with the shell).")
 @options.refuse_unsafe
 @click.argument("target", required=False, metavar="[ID]")
@@ -57,14 +58,14 @@ def _in_existing(node: "Node", target: str, given: dict[str, Any]) -> int:
 
 def _in_new(node: "Node", image: str | None, given: dict[str, Any]) -> int:
     from cloche.cli.failure import show_end
-    from cloche.cli.session import first_command
+    from cloche.cli.session import create, first_command
     from cloche.cli.terminal import attach
     from cloche.wire import defaults
 
     ttl_s = given["ttl"] or defaults.TTL_S_MAX
     request = options.create_request(image, {**given, "ttl": ttl_s}, _request(given))
-    request = request.model_copy(update={"end_with_command": True})
-    box = node.create(request)
+    request = request.model_copy(update={"end_with_command": True, "entrypoint": []})
+    box = create(node, request)
     signal.signal(signal.SIGHUP, _hang_up)
     try:
         done = attach(first_command(node, box, request), stdin=True)

@@ -9,9 +9,16 @@ from cloche.cli.accept import accept_option
 
 @click.command("up")
 @click.option("--replace", is_flag=True, help="Replace a running daemon; sandboxes go on.")
-@click.option("--images", type=click.Path(file_okay=False, path_type=Path), help="Directory with the images.")
+@click.option(
+    "--images", type=click.Path(file_okay=False, path_type=Path), help="Directory with prebuilt root file systems."
+)
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for images that the node pulls and builds.",
+)
 @accept_option
-def command(replace: bool, images: Path | None, accept: tuple[str, ...]) -> int:
+def command(replace: bool, images: Path | None, store: Path | None, accept: tuple[str, ...]) -> int:
     """Start the node and leave it running.
 
     As root: the machine's node, for all its users. Else: your own. What the host lacks is an error with its fix;
@@ -19,7 +26,7 @@ def command(replace: bool, images: Path | None, accept: tuple[str, ...]) -> int:
     """
     from cloche.cli import local, render
 
-    place = local.place(images)
+    place = local.place(images, store)
     if not replace and (view := local.running(place)) is not None:
         render.tick(f"the node is already running ({local.describe(view)})")
         return 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cloche.client._async.commands import AsyncCommand as AsyncCommand
     from cloche.client._async.commands import AsyncCommands as AsyncCommands
     from cloche.client._async.files import AsyncFiles as AsyncFiles
+    from cloche.client._async.images import AsyncImages as AsyncImages
     from cloche.client._async.node import AsyncNode as AsyncNode
     from cloche.client._async.ports import AsyncPortConnection as AsyncPortConnection
     from cloche.client._async.ports import AsyncPorts as AsyncPorts
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from cloche.client._sync.commands import Command as Command
     from cloche.client._sync.commands import Commands as Commands
     from cloche.client._sync.files import Files as Files
+    from cloche.client._sync.images import Images as Images
     from cloche.client._sync.node import Node as Node
     from cloche.client._sync.ports import PortConnection as PortConnection
     from cloche.client._sync.ports import Ports as Ports
@@ -50,6 +52,7 @@ _MODULES = {
     "AsyncCommand": "_async.commands",
     "AsyncCommands": "_async.commands",
     "AsyncFiles": "_async.files",
+    "AsyncImages": "_async.images",
     "AsyncNode": "_async.node",
     "AsyncPortConnection": "_async.ports",
     "AsyncPorts": "_async.ports",
@@ -62,6 +65,7 @@ _MODULES = {
     "Extractor": "_extract",
     "Files": "_sync.files",
     "Forward": "_forward",
+    "Images": "_sync.images",
     "Node": "_sync.node",
     "Packer": "_pack",
     "PortConnection": "_sync.ports",
@@ -79,6 +83,7 @@ __all__ = [
     "AsyncCommand",
     "AsyncCommands",
     "AsyncFiles",
+    "AsyncImages",
     "AsyncNode",
     "AsyncPortConnection",
     "AsyncPorts",
@@ -91,6 +96,7 @@ __all__ = [
     "Extractor",
     "Files",
     "Forward",
+    "Images",
     "Node",
     "Packer",
     "PortConnection",

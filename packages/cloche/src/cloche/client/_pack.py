@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +26,16 @@ DEPTH_MAX: Final = 128
 class Packer:
     """Iterate `blocks()` once; afterwards `files`, `bytes` and `errors` say what was sent."""
 
-    def __init__(self, source: Path | str, *, name: str | None = None) -> None:
-        """`source` a directory: its content, with names relative to it. A file: one entry, called `name` or as it is."""
+    def __init__(
+        self, source: Path | str, *, name: str | None = None, skips: Callable[[str, bool], bool] | None = None
+    ) -> None:
+        """`source` a directory: its content, with names relative to it. A file: one entry, called `name` or as it is.
+
+        `skips(name, is_directory)` leaves an entry out, a directory with all that is below it.
+        """
         self._source = Path(source)
         self._name = name
+        self._skips = skips
         self.files = 0
         self.bytes = 0
         self.errors: list[FileError] = []
@@ -62,6 +68,8 @@ class Packer:
             inner = f"{prefix}{name}"
             try:
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if self._skips is not None and self._skips(inner, stat.S_ISDIR(status.st_mode)):
+                    continue
                 yield from self._entry(descriptor, name, inner, status, depth)
             except OSError as raised:
                 self._failed(

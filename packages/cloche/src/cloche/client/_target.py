@@ -80,7 +80,7 @@ def parse_url(url: str, key: str | None) -> Target:
         raise error(
             "invalid_request", "CLOCHE_URL must be unix:///PATH, https://HOST or http://localhost:PORT.", fix=_URL_FIX
         )
-    if parts.scheme == "http" and key is not None and not _is_loopback(host):
+    if parts.scheme == "http" and key is not None and not is_loopback(host):
         raise error(
             "tls_required", f"The key would cross the network to {host} unencrypted.", fix="Use https:// in CLOCHE_URL."
         )
@@ -125,7 +125,7 @@ def _check_own(path: Path) -> None:
         raise error("node_refused", f"{path} is not a socket of your own.", fix="Remove it, or set CLOCHE_URL.")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,6 +11,8 @@ from . import defaults
 from .ends import End
 
 OnFull = Literal["end", "block", "drop_oldest"]
+Argument = Annotated[str, Field(max_length=128 * 1024)]
+ARGUMENTS_MAX: Final = 4096
 
 
 class Terminal(BaseModel):
@@ -23,12 +25,13 @@ class Terminal(BaseModel):
     term: str = Field(default="xterm-256color", max_length=64, pattern=r"^[A-Za-z0-9._+-]+$")
 
 
-class StartCommand(BaseModel):
-    """`POST …/commands`. The header `Idempotency-Key` makes a repeat answer with the first one's command."""
+class FirstCommand(BaseModel):
+    """A command that is created with its sandbox. Its arguments follow the image's entrypoint, as Docker's do."""
 
     model_config = ConfigDict(extra="forbid")
 
-    argv: Annotated[list[Annotated[str, Field(max_length=128 * 1024)]], Field(min_length=1, max_length=4096)]
+    argv: Annotated[list[Argument], Field(max_length=ARGUMENTS_MAX)] = []
+    """Empty: what the image says (its `cmd`)."""
     env: dict[str, str] = Field(default_factory=dict, max_length=1024)
     cwd: str | None = Field(default=None, max_length=4096)
     user: str | None = Field(default=None, max_length=128)
@@ -39,6 +42,12 @@ class StartCommand(BaseModel):
     merge_stderr: bool = False
     output_bytes_max: int = Field(default=defaults.OUTPUT_BYTES_MAX, ge=0, le=defaults.OUTPUT_BYTES_LIMIT)
     on_full: OnFull = "end"
+
+
+class StartCommand(FirstCommand):
+    """`POST …/commands`. The header `Idempotency-Key` makes a repeat answer with the first one's command."""
+
+    argv: Annotated[list[Argument], Field(min_length=1, max_length=ARGUMENTS_MAX)]
 
 
 class CommandState(StrEnum):

@@ -19,7 +19,8 @@ TTL_S: Final = 15 * 60
 TTL_S_MAX: Final = 24 * 3600
 IDLE_TIMEOUT_S: Final = None
 EGRESS: Final = "none"
-IMAGE: Final = "python"
+IMAGE: Final = "python:3.12-slim"
+"""Where the node was given no other: its operator's choice (`CLOCHE_IMAGE`), or a prebuilt `python`, goes before."""
 
 CPUS_MAX: Final = 64.0
 MEMORY_BYTES_MIN: Final = 32 * MIB

@@ -71,7 +71,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "registry_denied": _kind(403, "Log in to the registry (docker login, podman login), or check the name."),
     "signature_missing": _kind(403, "Use a signed image, or change the node's trust policy."),
     "signature_invalid": _kind(403, "Use an image signed by a key of the node's trust policy."),
-    "store_busy": _kind(503, "Another node uses this image store; give this one its own: cloche up --images DIR"),
+    "store_busy": _kind(503, "Another node uses this image store; give this one its own: cloche up --store DIR"),
     "dockerfile_invalid": _kind(400, "Correct the line that the message names.", exit_code=2),
     "dockerfile_unsupported": _kind(
         422, "Change the line that the message names, or build with --compat.", exit_code=2

@@ -17,6 +17,8 @@ class NodeView(BaseModel):
     accepted: list[str] = []
     cgroup: str | None = None
     state_dir: str
+    default_image: str | None = None
+    """What a sandbox runs whose caller names none."""
     uptime_s: float
     sandboxes_running: int
     generation: int

@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from . import defaults
-from .commands import StartCommand
+from .commands import ARGUMENTS_MAX, Argument, FirstCommand
 from .ends import End
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 EnvValue = Annotated[str, Field(max_length=128 * 1024)]
 Privileges = Literal["none", "package-install"]
+PullPolicy = Literal["missing", "always", "never"]
 
 
 class Limits(BaseModel):
@@ -34,7 +35,12 @@ class CreateSandbox(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    image: str = Field(default=defaults.IMAGE, max_length=512)
+    image: str | None = Field(default=None, min_length=1, max_length=512)
+    """A name as everywhere else: `python:3.12-slim`, `registry.example/team/app@sha256:…`. None: the node's default."""
+    pull: PullPolicy = "missing"
+    """Whether a registry is asked when the image is not here: `missing`, `always` (is there a newer one?) or `never`."""
+    entrypoint: Annotated[list[Argument], Field(max_length=ARGUMENTS_MAX)] | None = None
+    """Instead of the image's, before `command`; the image's `cmd` is then left out. Empty: none."""
     isolation: Literal["gvisor", "microvm", "any"] = "any"
     """The floor. What was achieved is in the view; if the floor can't be met, create fails by name."""
     name: str | None = Field(default=None, pattern=NAME_PATTERN)
@@ -48,8 +54,8 @@ class CreateSandbox(BaseModel):
     workdir: str | None = Field(default=None, max_length=4096)
     privileges: Privileges = "none"
     noexec_tmp: bool = False
-    command: StartCommand | None = None
-    """A first command, started in the same step: saves one round trip."""
+    command: FirstCommand | None = None
+    """A first command, started in the same step: saves one round trip. Without `argv` it is the image's own."""
     end_with_command: bool = False
     """With `command`: the sandbox ends when that command ends (what `cloche run` uses)."""
 

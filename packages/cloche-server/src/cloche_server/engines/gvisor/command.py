@@ -1,4 +1,4 @@
-"""config.json and the command line of `runsc create`: pure, standard library and `engines.spec` only.
+"""config.json and the command line of `runsc create`: pure, standard library, `engines.plan` and `engines.spec` only.
 
 Every flag and mount here was measured with the pinned release; a golden test freezes them.
 """
@@ -6,9 +6,9 @@ Every flag and mount here was measured with the pinned release; a golden test fr
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
+from cloche_server.engines.plan import Places, Plan
 from cloche_server.engines.spec import MIB, SandboxSpec
 
 AGENT: Final = "/.cloche/agent"
@@ -49,41 +49,9 @@ PRIVATE_DIRS: Final = ("s", "f")
 MEMINFO: Final = "meminfo"
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where things are, as the new process sees them. Chosen by the keeper, never by a message."""
-
-    engine: str
-    """Directory of the engine's binaries."""
-    work: str
-    """This sandbox's directory."""
-    image: str
-    """The image file, read-only."""
-    empty: str
-    """An empty directory."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that the keeper needs to start one sandbox."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    files: dict[str, bytes]
-    """Relative to the work directory; written by the keeper, readable by the sandbox's uid."""
-    private_dirs: tuple[str, ...]
-    meminfo: str | None
-    """The file to bind over /proc/meminfo in the sandbox's own mount namespace."""
-    file_bytes_max: int
-    """RLIMIT_FSIZE: the net below the layer's size limit, which is the sentry's own word."""
-    state: str | None
-    """The file that `engine_pids` reads once the command has exited; None when the command itself is the engine."""
-
-
 def plan(spec: SandboxSpec, places: Places) -> Plan:
     return Plan(
         argv=argv(spec, places),
-        env={"PATH": "/usr/bin:/bin"},
         files={
             "b/config.json": json.dumps(config(spec, places), separators=(",", ":")).encode(),
             MEMINFO: meminfo(spec),

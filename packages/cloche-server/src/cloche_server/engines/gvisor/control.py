@@ -1,4 +1,4 @@
-"""The sentry's control socket, from the daemon: SetNetworkArgs, StartRoot, Pause, Resume, Processes.
+"""The sentry's control socket, from the daemon: SetNetworkArgs, StartRoot, Pause, Resume, Processes, TarRootfsUpperLayer.
 
 A sentry's answers are a guest's word: bounded in bytes, time and nesting, and never awaited without a limit. One
 call at a time on the connection; after a failure of form or time the connection is closed and stays so.
@@ -6,8 +6,10 @@ call at a time on the connection; after a failure of form or time the connection
 
 from __future__ import annotations
 
+import array
 import asyncio
 import json
+import os
 import re
 import socket
 from typing import Any, Final
@@ -19,6 +21,7 @@ CALL_S: Final = 10.0
 START_S: Final = 30.0
 DEPTH_MAX: Final = 32
 TEXT_MAX: Final = 300
+STARTING: Final = ("containerManager.SetNetworkArgs", "containerManager.StartRoot")
 LOOPBACK: Final = {
     "Name": "lo",
     "Addresses": [{"Address": "127.0.0.1", "PrefixLen": 8}, {"Address": "::1", "PrefixLen": 128}],
@@ -61,13 +64,25 @@ class Control:
         found = await self._call("containerManager.Processes", self._sandbox, CALL_S)
         return len(found) if isinstance(found, list) else 0
 
-    async def _call(self, method: str, argument: Any, seconds: float) -> Any:
+    async def tar_upper(self, target_fd: int, seconds: float) -> None:
+        """Returns when the sentry says that it has written all. The descriptor is the sentry's then, and closed here."""
+        target = Passed(target_fd)
+        try:
+            await self._call("Fs.TarRootfsUpperLayer", {"ContainerID": ""}, seconds, target)
+        finally:
+            target.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.fileno() < 0
+
+    async def _call(self, method: str, argument: Any, seconds: float, passed: Passed | None = None) -> Any:
         async with self._lock:
-            if self._connection.fileno() < 0:
+            if self.is_closed:
                 raise EngineError("host_failure", "the engine's control connection is closed")
             try:
                 async with asyncio.timeout(seconds):
-                    return await self._exchange(method, argument)
+                    answer = await self._exchange(method, argument, passed)
             except TimeoutError:
                 self.close()
                 raise EngineError("unresponsive", f"the engine did not answer {method} in {seconds:.0f} s") from None
@@ -78,10 +93,14 @@ class Control:
                 # Half an answer may stand in the socket: the next caller must not read it as its own.
                 self.close()
                 raise
+        return _result(method, answer)
 
-    async def _exchange(self, method: str, argument: Any) -> Any:
+    async def _exchange(self, method: str, argument: Any, passed: Passed | None) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         message = json.dumps({"method": method, "arg": argument}).encode()
+        if passed is not None:
+            message = message[passed.send(self._connection, message) :]
+            passed.close()  # or the pipe's end would never be seen
         await loop.sock_sendall(self._connection, message)
         collected = bytearray()
         ending = Ending()
@@ -93,8 +112,25 @@ class Control:
             if len(collected) > ANSWER_BYTES_MAX:
                 raise EngineError("protocol_error", f"the engine's answer to {method} has no end")
             if ending.reached(data):
-                return _result(method, _object(bytes(collected)))
+                return _object(bytes(collected))
             await asyncio.sleep(0)  # a sentry that sends without a pause must not keep the loop to itself
+
+
+class Passed:
+    """A descriptor on its way to the sentry."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def send(self, connection: socket.socket, message: bytes) -> int:
+        """How much of the message went with it. One call is under way at a time, so there is room for its beginning."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._fd]))
+        return connection.sendmsg([message], [rights], socket.MSG_NOSIGNAL)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Ending:
@@ -147,5 +183,5 @@ def _object(data: bytes) -> dict[str, Any]:
 def _result(method: str, answer: dict[str, Any]) -> Any:
     if answer.get("success") is not True:
         reason = str(answer.get("err", ""))[:TEXT_MAX]
-        raise EngineError("create_failed", f"{method}: {reason!a}")
+        raise EngineError("create_failed" if method in STARTING else "host_failure", f"{method}: {reason!a}")
     return answer.get("result")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import re
 import socket
 import subprocess
@@ -18,6 +20,7 @@ from cloche_server.engines.contract import (
     ProcessEnd,
 )
 from cloche_server.engines.gvisor.control import Control
+from cloche_server.engines.gvisor.export import export
 from cloche_server.engines.spec import SandboxSpec
 from cloche_server.keeper.client import Attached, KeeperGone, KeeperRefused
 
@@ -73,7 +76,7 @@ class GVisorEngine:
         return self._digest
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(isolation_class=ISOLATION_CLASS, pause=True)
+        return Capabilities(isolation_class=ISOLATION_CLASS, pause=True, export_upper=True)
 
     async def boot(self, spec: SandboxSpec) -> GVisorInstance:
         return self._instance(await process.boot(self._keeper, spec))
@@ -137,6 +140,26 @@ class GVisorInstance:
         await self._control.pause()
 
     async def resume(self) -> None:
+        await self._control.resume()
+
+    async def export_upper(self, sink_fd: int, *, bytes_max: int) -> int:
+        pausing = asyncio.create_task(self._control.pause())
+        try:
+            await asyncio.shield(pausing)
+            return await export(self._control, sink_fd, bytes_max)
+        finally:
+            await asyncio.shield(self._go_on(pausing))
+
+    async def _go_on(self, pausing: asyncio.Task[None]) -> None:
+        """Resumes, over a new connection where the old one broke; EngineError when the sentry cannot be brought to it."""
+        await asyncio.wait([pausing])
+        if pausing.exception() is not None and not self._control.is_closed:
+            return  # it refused, and a sentry that is resumed without having been paused panics
+        if self._control.is_closed:
+            attached = await process.attach(self._keeper, self.id)
+            attached.channel.close()
+            os.close(attached.pidfd)
+            self._control = Control(attached.control, self.id)
         await self._control.resume()
 
     def stats(self) -> InstanceStats:

@@ -1,4 +1,4 @@
-"""The command line of a QEMU microVM: pure, standard library and `engines.spec` only.
+"""The command line of a QEMU microVM: pure, standard library, `engines.plan` and `engines.spec` only.
 
 Every flag here was measured; a golden test freezes them. The command is the VMM itself: it stays, and
 the guest does not run before the monitor is told `cont`. Its stdin is the channel: a connected socket, as with
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Final
 
+from cloche_server.engines.plan import Places, Plan
 from cloche_server.engines.spec import MIB, BadSpec, SandboxSpec
 
 BINARY: Final = "/usr/bin/qemu-system-x86_64"
@@ -51,47 +51,14 @@ SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecon
 MACHINE: Final = "microvm,isa-serial=off,mem-merge=off,dump-guest-core=off"
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where things are, as the new process sees them. Chosen by the keeper, never by a message."""
-
-    engine: str
-    """Directory of the kernel and the initramfs (`tools/build_microvm.sh`)."""
-    work: str
-    """This sandbox's directory."""
-    image: str
-    """The image file, read-only."""
-    empty: str
-    """An empty directory."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that the keeper needs to start one sandbox."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    files: dict[str, bytes]
-    private_dirs: tuple[str, ...]
-    meminfo: str | None
-    file_bytes_max: int
-    control: str
-    state: str | None
-
-
 def plan(spec: SandboxSpec, places: Places) -> Plan:
     """BadSpec when a microVM cannot be that small or that wide. Reads one fact of the host: its clock's rate."""
     with open("/proc/cpuinfo") as file:
         cpuinfo = file.read(CPUINFO_BYTES_MAX)
     return Plan(
         argv=argv(spec, places, host_tsc_khz(cpuinfo)),
-        env={"PATH": "/usr/bin:/bin"},
-        files={},
-        private_dirs=PRIVATE_DIRS,
-        meminfo=None,
         file_bytes_max=FILE_BYTES_MAX,
-        control=control_path(spec.id),
-        state=None,
+        private_dirs=PRIVATE_DIRS,
     )
 
 

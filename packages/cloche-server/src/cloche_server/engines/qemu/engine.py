@@ -19,6 +19,7 @@ from cloche_server.engines.contract import (
     InstanceStats,
     IsolationReport,
     ProcessEnd,
+    Unsupported,
 )
 from cloche_server.engines.qemu import command
 from cloche_server.engines.qemu.monitor import Monitor
@@ -165,6 +166,9 @@ class QemuInstance:
 
     async def resume(self) -> None:
         await self._monitor.ask("cont")
+
+    async def export_upper(self, sink_fd: int, *, bytes_max: int) -> int:
+        raise Unsupported("export the writable layer")
 
     def stats(self) -> InstanceStats:
         return self._process.stats()

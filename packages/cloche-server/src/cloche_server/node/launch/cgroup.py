@@ -18,6 +18,8 @@ from cloche_server.keeper.cgroups import V1_CONTROLLERS, V2, Cgroup, put
 ROOT: Final = Path("/sys/fs/cgroup")
 V1_NEEDED: Final = ("memory", "pids", "cpu")
 V2_NEEDED: Final = ("memory", "pids", "cpu")
+IN_A_SCOPE: Final = "systemd-run --user --scope -p Delegate=yes cloche up"
+"""Version 2: systemd gives a user's own scope to him, with whatever is started in it."""
 NODE_CHILD: Final = "node"
 """Version 2: where daemon and keeper are, since a cgroup with children may not have processes of its own."""
 
@@ -47,7 +49,7 @@ def names_for(uid: int) -> tuple[str, ...]:
 
 def find(uid: int) -> tuple[Cgroup | None, str]:
     """(the delegated parents, or None; what was found or is missing)."""
-    return _find_v1(uid) if version() == 1 else _find_v2(uid)
+    return _find_v1(uid) if version() == 1 else find_v2(uid, Path("/proc/self/cgroup").read_text())
 
 
 def _find_v1(uid: int) -> tuple[Cgroup | None, str]:
@@ -77,9 +79,9 @@ def own_v2(text: str) -> str:
     return "/"
 
 
-def _find_v2(uid: int) -> tuple[Cgroup | None, str]:
-    own = Path(own_v2(Path("/proc/self/cgroup").read_text()))
-    path = ROOT / str(own).lstrip("/")
+def find_v2(uid: int, processes_own: str) -> tuple[Cgroup | None, str]:
+    """Only the branch that the process is in (`processes_own` is its /proc/self/cgroup): it may not enter another one."""
+    path = ROOT / own_v2(processes_own).lstrip("/")
     if path.name == NODE_CHILD:
         path = path.parent
     if not _owned(path, uid):
@@ -100,8 +102,14 @@ def occupy_v2(cgroup: Cgroup) -> None:
 
 
 def delegate(user: str) -> list[Path]:
-    """`sudo cloche delegate USER`: directories that the user's own node finds (version 1; see `_find_v2` for 2)."""
+    """`sudo cloche delegate USER`: directories that the user's own node finds. Version 1 only (see `find_v2`)."""
     found = _account(user)
+    if version() != 1:
+        raise error(
+            "unsupported",
+            f"With cgroup version 2 a cgroup made now is of no use to {user}: no process of his is in it or may enter it.",
+            fix=f"Nothing needs to be given to him; as {user}, type: {IN_A_SCOPE}",
+        )
     return give(found.pw_uid, found.pw_gid, f"cloche-{found.pw_uid}")
 
 

@@ -26,6 +26,7 @@ from cloche_server.keeper.client import KeeperClient, KeeperGone, KeeperRefused
 from cloche_server.node.launch import cgroup as cgroups
 from cloche_server.node.launch.ids import IdRange, own_range, recorded_range
 from cloche_server.node.launch.places import NodePaths, microvm_dir
+from cloche_server.node.launch.prepare import delegation_fix
 
 MAPPER_VARIABLE: Final = "CLOCHE_MAPPER_FD"
 """Set by the root launcher: the socket over which it is told whose map to write."""
@@ -164,11 +165,12 @@ class KeeperHouse:
     async def _start(self) -> KeeperClient:
         delegated, found = cgroups.find(os.getuid())
         if delegated is None and "no-cgroup" not in self._accept:
-            raise error("no_cgroup_delegation", found)
+            raise error("no_cgroup_delegation", found, fix=delegation_fix(_user_name()))
         settings: dict[str, object] = {
             "directory": str(self._paths.keeper_dir),
             "socket": str(self._paths.keeper_socket),
             "images": str(self._paths.images),
+            "store": str(self._paths.store),
             "engines": engine_directories(),
             "cgroups": None if delegated is None else delegated.to_object(),
         }
@@ -264,6 +266,8 @@ class KeeperHouse:
 def engine_directories() -> dict[str, str]:
     """What each engine starts. gVisor's must be there; microVMs are experimental and need not be."""
     found = {"gvisor": str(find_runsc().parent)}
+    with suppress(cloche_engine.EngineMissing):
+        found["converter"] = str(cloche_engine.agent_path().parent)
     microvm = microvm_dir()
     return found if microvm is None else {**found, "qemu": str(microvm)}
 

@@ -11,6 +11,7 @@ MODES: Final = ("machine", "user")
 SYSTEM_USER: Final = "cloche"
 MACHINE_STATE: Final = Path("/var/lib/cloche")
 MACHINE_RUN: Final = Path("/run/cloche")
+MACHINE_CONFIG: Final = Path("/etc/cloche")
 SOCKET_PATH_MAX: Final = 100
 
 
@@ -21,6 +22,13 @@ class NodePaths:
     state: Path
     run: Path
     images: Path
+    """Root file systems that were made elsewhere; only read."""
+    store_dir: Path | None = None
+
+    @property
+    def store(self) -> Path:
+        """The image store: what the node itself pulled, imported and built."""
+        return self.store_dir or self.state / "images"
 
     @property
     def api_socket(self) -> Path:
@@ -61,8 +69,16 @@ def default_run_dir(mode: str) -> Path:
     return Path(runtime) / "cloche" if runtime else default_state_dir(mode) / "run" / "cloche"
 
 
+def default_config_dir(mode: str) -> Path:
+    """Where `registries.toml` and `trust.toml` are looked for."""
+    if mode == "machine":
+        return MACHINE_CONFIG
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path.home() / ".config") / "cloche"
+
+
 def default_images_dir() -> Path:
-    """`CLOCHE_ROOTFS` names a file; in a checkout, what `just setup` made."""
+    """Of root file systems made elsewhere. `CLOCHE_ROOTFS` names a file; in a checkout, what `just setup` made."""
     rootfs = os.environ.get("CLOCHE_ROOTFS")
     if rootfs:
         return Path(rootfs).resolve().parent

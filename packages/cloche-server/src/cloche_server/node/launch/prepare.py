@@ -82,7 +82,8 @@ def prepare_user(paths: NodePaths, accept: tuple[str, ...] = ()) -> Prepared:
     found, reason = cgroups.find(uid)
     if found is None and "no-cgroup" not in accept:
         raise error("no_cgroup_delegation", f"No delegated cgroup: {reason}.", fix=delegation_fix(name))
-    for directory, mode in ((paths.state, 0o700), (paths.run, 0o700), (paths.daemon_log.parent, 0o700)):
+    private = (paths.state, paths.run, paths.daemon_log.parent, paths.store)
+    for directory, mode in ((directory, 0o700) for directory in private):
         directory.mkdir(mode=mode, parents=True, exist_ok=True)
     return Prepared(uid, gid, ids)
 
@@ -90,7 +91,7 @@ def prepare_user(paths: NodePaths, accept: tuple[str, ...] = ()) -> Prepared:
 def delegation_fix(name: str) -> str:
     if cgroups.version() == 1:
         return f"Delegate a cgroup: sudo {command_for_root()} delegate {name}"
-    return "Start it in a delegated scope: systemd-run --user --scope -p Delegate=yes cloche up"
+    return f"Start it in a delegated scope: {cgroups.IN_A_SCOPE}"
 
 
 def command_for_root() -> str:
@@ -108,7 +109,8 @@ def prepare_root(paths: NodePaths, accept: tuple[str, ...] = ()) -> Prepared:
     if os.geteuid() != 0:
         raise error("forbidden", "The machine's node is started by root.", fix="Use: sudo cloche up")
     user = ensure_system_user()
-    for directory, mode in ((paths.state, 0o711), (paths.run, 0o755), (paths.daemon_log.parent, 0o700)):
+    own = ((paths.state, 0o711), (paths.run, 0o755), (paths.daemon_log.parent, 0o700), (paths.store, 0o755))
+    for directory, mode in own:
         directory.mkdir(mode=mode, parents=True, exist_ok=True)
         directory.chmod(mode)
         os.chown(directory, user.pw_uid, user.pw_gid)

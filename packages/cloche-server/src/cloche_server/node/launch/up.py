@@ -104,7 +104,7 @@ def _daemon_argv(
     paths: NodePaths, mode: str, accept: tuple[str, ...], more: tuple[str, ...], program: tuple[str, ...]
 ) -> list[str]:
     argv = [sys.executable, *program, "--mode", mode, "--state-dir", str(paths.state)]
-    argv += ["--run-dir", str(paths.run), "--images-dir", str(paths.images)]
+    argv += ["--run-dir", str(paths.run), "--images-dir", str(paths.images), "--store-dir", str(paths.store)]
     argv += ["--keeper-socket", str(paths.keeper_socket)]
     return argv + (["--accept", ",".join(accept)] if accept else []) + list(more)
 

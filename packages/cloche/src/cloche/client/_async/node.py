@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -10,13 +11,15 @@ from urllib.parse import quote
 from cloche.client._async.transport import REQUEST_TIMEOUT_S, AsyncTransport, new_key
 from cloche.client._target import Target
 from cloche.wire import commands as wire_commands
-from cloche.wire.errors import error
+from cloche.wire.errors import ClocheError, error
+from cloche.wire.images import ImageEvent
 from cloche.wire.nodes import DiskUse, EventList, Killed, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, SandboxList
 from cloche.wire.sandboxes import Sandbox as SandboxView
 
 if TYPE_CHECKING:
     from cloche.client._async.commands import AsyncCommand
+    from cloche.client._async.images import AsyncImages
     from cloche.client._async.sandbox import AsyncSandbox
 
 
@@ -34,12 +37,38 @@ class AsyncNode:
     def transport(self) -> AsyncTransport:
         return self._transport
 
-    async def create(self, request: CreateSandbox, *, key: str | None = None) -> AsyncSandbox:
-        """A new sandbox. With the same `key` a repeat answers with the first one's."""
+    @property
+    def images(self) -> AsyncImages:
+        from cloche.client._async.images import AsyncImages
+
+        return AsyncImages(self._transport)
+
+    async def create(
+        self, request: CreateSandbox, *, key: str | None = None, on_event: Callable[[ImageEvent], object] | None = None
+    ) -> AsyncSandbox:
+        """A new sandbox. With the same `key` a repeat answers with the first one's.
+
+        An image that is not on the node is pulled first, with your own credentials for its registry (`request.pull` says
+        whether); `on_event` is called with each step of that.
+        """
+        if request.pull == "always":
+            image = request.image or (await self.info()).default_image
+            if image is not None:
+                await self.images.pull(image, on_event=on_event)
+        try:
+            return await self._create(request.model_copy(update={"pull": "never"}), key or new_key())
+        except ClocheError as refused:
+            image = request.image or refused.detail.get("image")  # the node's default has a name that only it knows
+            if refused.code != "image_not_found" or request.pull == "never" or not _is_name(image):
+                raise
+        await self.images.pull(str(image), on_event=on_event)
+        return await self._create(request.model_copy(update={"pull": "never"}), key or new_key())
+
+    async def _create(self, request: CreateSandbox, key: str) -> AsyncSandbox:
         from cloche.client._async.sandbox import AsyncSandbox
 
         body = request.model_dump_json(exclude_unset=True, by_alias=True).encode()
-        answer = await self._transport.request("POST", "/v1/sandboxes", content=body, key=key or new_key())
+        answer = await self._transport.request("POST", "/v1/sandboxes", content=body, key=key)
         return AsyncSandbox(self, SandboxView.model_validate_json(answer.body), kills_at_exit=True)
 
     async def connect(self, sandbox: str) -> AsyncSandbox:
@@ -96,6 +125,11 @@ class AsyncNode:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target}>"
+
+
+def _is_name(image: object) -> bool:
+    """Something that a registry can be asked for; a bare digest is of no registry."""
+    return isinstance(image, str) and not image.startswith("sha256:")
 
 
 def path_part(name: str) -> str:

@@ -41,7 +41,7 @@ class AsyncSandbox:
     @classmethod
     async def create(
         cls,
-        image: str = defaults.IMAGE,
+        image: str | None = None,
         *,
         ttl_s: float = defaults.TTL_S,
         idle_timeout_s: float | None = None,
@@ -58,7 +58,10 @@ class AsyncSandbox:
         node: AsyncNode | None = None,
         **more: Any,
     ) -> AsyncSandbox:
-        """Starts a sandbox. `more`: any other field of `CreateSandbox`. Without `node` the usual one is asked."""
+        """Starts a sandbox. `image` None: the node's default. `more`: any other field of `CreateSandbox`.
+
+        An image that is not on the node is pulled first. Without `node` the usual one is asked.
+        """
         limits = {
             "cpus": cpus,
             "memory_bytes": None if memory_mb is None else memory_mb * MIB,

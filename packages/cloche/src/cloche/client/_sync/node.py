@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -11,13 +12,15 @@ from urllib.parse import quote
 from cloche.client._sync.transport import REQUEST_TIMEOUT_S, Transport, new_key
 from cloche.client._target import Target
 from cloche.wire import commands as wire_commands
-from cloche.wire.errors import error
+from cloche.wire.errors import ClocheError, error
+from cloche.wire.images import ImageEvent
 from cloche.wire.nodes import DiskUse, EventList, Killed, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, SandboxList
 from cloche.wire.sandboxes import Sandbox as SandboxView
 
 if TYPE_CHECKING:
     from cloche.client._sync.commands import Command
+    from cloche.client._sync.images import Images
     from cloche.client._sync.sandbox import Sandbox
 
 
@@ -35,12 +38,38 @@ class Node:
     def transport(self) -> Transport:
         return self._transport
 
-    def create(self, request: CreateSandbox, *, key: str | None = None) -> Sandbox:
-        """A new sandbox. With the same `key` a repeat answers with the first one's."""
+    @property
+    def images(self) -> Images:
+        from cloche.client._sync.images import Images
+
+        return Images(self._transport)
+
+    def create(
+        self, request: CreateSandbox, *, key: str | None = None, on_event: Callable[[ImageEvent], object] | None = None
+    ) -> Sandbox:
+        """A new sandbox. With the same `key` a repeat answers with the first one's.
+
+        An image that is not on the node is pulled first, with your own credentials for its registry (`request.pull` says
+        whether); `on_event` is called with each step of that.
+        """
+        if request.pull == "always":
+            image = request.image or (self.info()).default_image
+            if image is not None:
+                self.images.pull(image, on_event=on_event)
+        try:
+            return self._create(request.model_copy(update={"pull": "never"}), key or new_key())
+        except ClocheError as refused:
+            image = request.image or refused.detail.get("image")  # the node's default has a name that only it knows
+            if refused.code != "image_not_found" or request.pull == "never" or not _is_name(image):
+                raise
+        self.images.pull(str(image), on_event=on_event)
+        return self._create(request.model_copy(update={"pull": "never"}), key or new_key())
+
+    def _create(self, request: CreateSandbox, key: str) -> Sandbox:
         from cloche.client._sync.sandbox import Sandbox
 
         body = request.model_dump_json(exclude_unset=True, by_alias=True).encode()
-        answer = self._transport.request("POST", "/v1/sandboxes", content=body, key=key or new_key())
+        answer = self._transport.request("POST", "/v1/sandboxes", content=body, key=key)
         return Sandbox(self, SandboxView.model_validate_json(answer.body), kills_at_exit=True)
 
     def connect(self, sandbox: str) -> Sandbox:
@@ -97,6 +126,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target}>"
+
+
+def _is_name(image: object) -> bool:
+    """Something that a registry can be asked for; a bare digest is of no registry."""
+    return isinstance(image, str) and not image.startswith("sha256:")
 
 
 def path_part(name: str) -> str:

@@ -42,7 +42,7 @@ class Sandbox:
     @classmethod
     def create(
         cls,
-        image: str = defaults.IMAGE,
+        image: str | None = None,
         *,
         ttl_s: float = defaults.TTL_S,
         idle_timeout_s: float | None = None,
@@ -59,7 +59,10 @@ class Sandbox:
         node: Node | None = None,
         **more: Any,
     ) -> Sandbox:
-        """Starts a sandbox. `more`: any other field of `CreateSandbox`. Without `node` the usual one is asked."""
+        """Starts a sandbox. `image` None: the node's default. `more`: any other field of `CreateSandbox`.
+
+        An image that is not on the node is pulled first. Without `node` the usual one is asked.
+        """
         limits = {
             "cpus": cpus,
             "memory_bytes": None if memory_mb is None else memory_mb * MIB,

@@ -1,0 +1,65 @@
+"""Without a prebuilt root and without a wish, `cloche run` uses `python:3.12-slim`, from a mirror where one is configured.
+
+The mirror is a registry on loopback; the image of that name is made of Debian packages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.promises.nodes import RealNode, real_node
+from tests.unit.images import registries
+from tools.images import oci, samples
+
+pytestmark = [
+    pytest.mark.skipif(
+        not registries.can_run() or shutil.which("skopeo") is None, reason="needs docker-registry, skopeo"
+    ),
+    pytest.mark.skipif(not samples.can_make(), reason="needs what `just setup` builds"),
+    pytest.mark.timeout(240),
+]
+
+CALL = ("python3", "-c", "print(6*7)")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
+    """A new user's: no images, and a mirror for the default registry."""
+    folder = Path(tempfile.mkdtemp(prefix="cloche-mirror-"))  # not pytest's, which only root may enter
+    folder.chmod(0o755)
+    (folder / "images").mkdir()
+    with registries.running(tmp_path_factory.mktemp("registry")) as mirror, pytest.MonkeyPatch.context() as environment:
+        oci.push(samples.python_slim(), f"{mirror.host}/library/python:3.12-slim")
+        settings = folder / "registries.toml"
+        settings.write_text(f'[registry."docker.io"]\nmirrors = ["{mirror.url}"]\n')
+        environment.setenv("CLOCHE_REGISTRIES", str(settings))
+        for name in ("CLOCHE_IMAGE", "CLOCHE_ROOTFS"):
+            environment.delenv(name, raising=False)
+        with real_node(images=folder / "images") as made:
+            yield made
+    shutil.rmtree(folder)
+
+
+@pytest.mark.req("IMG-1")
+@pytest.mark.req("IMG-3")
+@pytest.mark.req("UX-7")
+def test_the_first_run_pulls_the_default_image_and_the_second_says_nothing(node: RealNode) -> None:
+    assert "CLOCHE_IMAGE" not in os.environ
+    first = node.cloche("run", "--", *CALL)
+    assert (first.returncode, first.stdout) == (0, b"42\n"), first.stderr
+    assert first.stderr.decode().startswith("✓ image python:3.12-slim "), first.stderr
+    second = node.cloche("run", "--", *CALL)
+    assert (second.returncode, second.stdout, second.stderr) == (0, b"42\n", b"")
+    assert len(list((node.paths.store / "roots").glob("*.erofs"))) == 1
+    (view,) = json.loads(node.cloche("image", "ls", "--json").stdout)["images"]
+    assert view["names"] == ["python:3.12-slim"]
+    box = json.loads(node.cloche("create", "--json").stdout)
+    assert (box["image"], box["image_digest"]) == ("python:3.12-slim", view["digest"])
+    assert node.cloche("kill", box["id"]).returncode == 0
