@@ -88,7 +88,8 @@ impl<'a, S: Source> Reader<'a, S> {
     /// The next entry; its content may be read before the next call. `entries_before` are those
     /// that earlier archives of the same job had.
     pub fn next(&mut self, entries_before: u64) -> Outcome<Option<Header>> {
-        self.skip(self.content_left + self.padding_left)?;
+        self.skip(self.content_left)?;
+        self.skip_padding()?;
         (self.content_left, self.padding_left) = (0, 0);
         let mut before = Before::default();
         loop {
@@ -159,6 +160,16 @@ impl<'a, S: Source> Reader<'a, S> {
             return truncated();
         }
         self.position += count;
+        Ok(())
+    }
+
+    /// The padding behind the last content may be missing: `umoci insert` writes no end at all.
+    fn skip_padding(&mut self) -> Outcome<()> {
+        let mut rest = [0u8; BLOCK_BYTES];
+        let want = &mut rest[..self.padding_left as usize];
+        let got = self.source.read_full(want).map_err(|e| Refusal::of_read(&e, "archive"))?;
+        self.position += got as u64;
+        self.ended |= got < want.len();
         Ok(())
     }
 
@@ -372,6 +383,10 @@ mod tests {
         let whole = block(b"a", b'0', b"1000");
         assert_eq!(read(&whole).unwrap_err().code, Code::BadArchive);
         assert_eq!(read(&whole[..100]).unwrap_err().code, Code::BadArchive);
+        let mut no_padding = block(b"a", b'0', b"3").to_vec();
+        no_padding.extend_from_slice(b"abc");
+        assert_eq!(read(&no_padding).unwrap().len(), 1);
+        assert_eq!(read(&no_padding[..514]).unwrap_err().code, Code::BadArchive);
         let mut long = block(b"././@LongLink", b'L', b"3").to_vec();
         long.extend_from_slice(&[b'n'; 512]);
         assert_eq!(read(&long).unwrap_err().code, Code::BadArchive);

@@ -16,7 +16,7 @@ import pytest
 
 from tests.promises.nodes import RealNode, real_node
 from tests.unit.images import registries
-from tools.images import oci, samples
+from tools.images import make, oci, samples
 
 pytestmark = [
     pytest.mark.skipif(
@@ -63,3 +63,35 @@ def test_the_first_run_pulls_the_default_image_and_the_second_says_nothing(node:
     box = json.loads(node.cloche("create", "--json").stdout)
     assert (box["image"], box["image_digest"]) == ("python:3.12-slim", view["digest"])
     assert node.cloche("kill", box["id"]).returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.req("IMG-4")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "call", "says"),
+    [
+        ("minimal", ("sh", "-c", "echo $((6*7)); id -u; pwd"), "42\n0\n/\n"),
+        ("node", ("node", "-e", "console.log(6*7, process.getuid(), process.cwd())"), "42 1000 /workspace\n"),
+        (
+            "python-data",
+            (
+                "python3",
+                "-c",
+                "import os, numpy, pandas, matplotlib.pyplot; print(numpy.int64(6)*7, os.getuid(), os.getcwd())",
+            ),
+            "42 1000 /workspace\n",
+        ),
+    ],
+)
+def test_an_image_of_each_recipe_runs(
+    node: RealNode, tmp_path: Path, name: str, call: tuple[str, ...], says: str
+) -> None:
+    """Needs the network for Debian's packages."""
+    make.make(name, tmp_path / name)
+    imported = node.cloche("image", "import", "-t", f"{name}:1", str(tmp_path / name))
+    assert imported.returncode == 0, imported.stderr
+    done = node.cloche("run", f"{name}:1", "--", *call)
+    assert (done.returncode, done.stdout.decode()) == (0, says), done.stderr
+    view = json.loads(node.cloche("image", "inspect", "--json", f"{name}:1").stdout)
+    assert view["config"]["labels"]["org.opencontainers.image.title"] == name

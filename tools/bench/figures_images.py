@@ -146,7 +146,7 @@ def _run(*argv: str) -> None:
 # ------------------------------------------------------------------------------------ second_create
 
 
-@figure("second_create", unit="ms", at_most=1.05, samples_ci=20, samples_long=60)
+@figure("second_create", unit="ms", at_most=1.05, samples_ci=40, samples_long=100)
 class SecondCreate(Shop):
     """From the request to the first byte of `echo`: of an image that was pulled, against the prebuilt root.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import gzip
 import hashlib
 import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import tarfile
 import threading
@@ -164,9 +167,6 @@ def test_a_full_output_is_no_silent_hole(tmp_path: Path) -> None:
     ids=["nothing", "4 GiB of job", "no job", "null", "ends early"],
 )
 def test_bad_jobs(message: bytes, descriptors: int) -> None:
-    import array
-    import socket
-
     ours, theirs = socket.socketpair()
     with ours, open("/dev/null", "rb") as null:
         with theirs:
@@ -175,7 +175,8 @@ def test_bad_jobs(message: bytes, descriptors: int) -> None:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null.fileno()] * descriptors))
             ours.sendmsg([message], [rights])
         ours.shutdown(socket.SHUT_WR)
-        assert ours.recv(1000) == b""
+        with contextlib.suppress(ConnectionResetError):  # it ended without reading all of it
+            assert ours.recv(1000) == b""
         assert process.wait(10) == 2
 
 

@@ -58,6 +58,8 @@ class Builder:
 
     async def build(self, context: int, options: BuildOptions) -> ImageView:
         """`context`: a plain tar in an unlinked regular file. The caller closes it."""
+        if options.compat:
+            raise error("unsupported", "A build with --compat is not this builder's.")
         if len(options.args) > ARGS_MAX or any(len(value) > ARG_CHARS_MAX for value in options.args.values()):
             raise error("invalid_request", "There are too many build arguments, or one is too long.")
         async with self._closing:
