@@ -1,7 +1,7 @@
 //! What every root needs besides what the image has (see tools/rootfs/pack.sh).
 //!
 //! `/.cloche` belongs to us: what an image has there is dropped. So is the content of `/dev`,
-//! over which the sandbox mounts its own. `/proc`, `/sys`, `/dev`, `/tmp` and `/workspace` are
+//! over which the sandbox mounts its own. `/proc`, `/sys`, `/dev`, `/tmp`, `/run` and `/workspace` are
 //! mounted over or written to by the agent, so a file or a link there becomes a directory.
 
 use crate::inode::{Content, Inode};
@@ -29,8 +29,10 @@ pub fn add(tree: &mut Tree, lost: &mut Lost, agent_bytes: u64) -> Outcome<()> {
         Inode { size: agent_bytes, content: Content::Agent, ..Inode::plain(Kind::File, 0o555, AGENT) };
     file(tree, ours, b"agent", agent)?;
 
+    // Elsewhere than in /dev they stay in the root, but gVisor gives no inode of EROFS a device number: its overlay takes
+    // a character device for a whiteout and hides it, and a block device is 0:0.
+    lost.devices += descendants(tree, ROOT, |kind| matches!(kind, Kind::Char | Kind::Block));
     let dev = folder(tree, lost, b"dev", 0o755, 0)?;
-    lost.devices += descendants(tree, dev, |kind| matches!(kind, Kind::Char | Kind::Block));
     for child in tree.children(dev) {
         if !planted::off("dev") {
             tree.remove(child);
@@ -39,6 +41,11 @@ pub fn add(tree: &mut Tree, lost: &mut Lost, agent_bytes: u64) -> Outcome<()> {
     folder(tree, lost, b"proc", 0o555, 0)?;
     folder(tree, lost, b"sys", 0o555, 0)?;
     folder(tree, lost, b"workspace", 0o755, USER)?;
+    // Where the agent mounts its own: if it had to make them, they would be its own in every built layer.
+    let run = folder(tree, lost, b"run", 0o755, 0)?;
+    if tree.child(run, b"cloche").is_none() {
+        file(tree, run, b"cloche", Inode::plain(Kind::Folder, 0o755, 0))?;
+    }
 
     // gVisor's tmpfs hides an empty /tmp that it creates itself; a file keeps it ours.
     let tmp = folder(tree, lost, b"tmp", 0o1777, 0)?;

@@ -3,7 +3,7 @@
 use crate::pax;
 use crate::planted;
 use crate::refusal::{refuse, Code, Outcome, Refusal};
-use crate::tar::Time;
+use crate::tar::{Time, BLOCK_BYTES};
 
 pub fn bad_size() -> Refusal {
     Refusal::new(Code::BadSize, "a size out of range")
@@ -69,6 +69,22 @@ pub fn device_part(field: &[u8], most: u64) -> Outcome<u32> {
         Some(number) if number <= most || planted::off("device") => Ok(number as u32),
         _ => refuse(Code::BadSize, "a device number out of range"),
     }
+}
+
+/// The header's sum: unsigned as the standard has it, or signed as some old writers did.
+pub fn check_sum(block: &[u8; BLOCK_BYTES]) -> Outcome<()> {
+    let said = numeric(&block[148..156]).ok_or_else(bad_number)?;
+    let (mut unsigned, mut signed) = (0i64, 0i64);
+    for (at, &byte) in block.iter().enumerate() {
+        let byte = if (148..156).contains(&at) { b' ' } else { byte };
+        unsigned += i64::from(byte);
+        signed += i64::from(byte as i8);
+    }
+    let said = said as i64;
+    if said != unsigned && said != signed && !planted::off("checksum") {
+        return refuse(Code::BadArchive, "a header with a wrong checksum");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche_server.images.reference import DEFAULT_REGISTRY
 from tests.promises.nodes import RealNode, real_node
 from tests.unit.images import registries
 from tools.images import make, oci, samples
@@ -38,7 +39,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
     with registries.running(tmp_path_factory.mktemp("registry")) as mirror, pytest.MonkeyPatch.context() as environment:
         oci.push(samples.python_slim(), f"{mirror.host}/library/python:3.12-slim")
         settings = folder / "registries.toml"
-        settings.write_text(f'[registry."docker.io"]\nmirrors = ["{mirror.url}"]\n')
+        settings.write_text(f'[registry."{DEFAULT_REGISTRY}"]\nmirrors = ["{mirror.url}"]\n')
         environment.setenv("CLOCHE_REGISTRIES", str(settings))
         for name in ("CLOCHE_IMAGE", "CLOCHE_ROOTFS"):
             environment.delenv(name, raising=False)
@@ -84,12 +85,11 @@ def test_the_first_run_pulls_the_default_image_and_the_second_says_nothing(node:
         ),
     ],
 )
-def test_an_image_of_each_recipe_runs(
-    node: RealNode, tmp_path: Path, name: str, call: tuple[str, ...], says: str
-) -> None:
+def test_an_image_of_each_recipe_runs(node: RealNode, name: str, call: tuple[str, ...], says: str) -> None:
     """Needs the network for Debian's packages."""
-    make.make(name, tmp_path / name)
-    imported = node.cloche("image", "import", "-t", f"{name}:1", str(tmp_path / name))
+    with tempfile.TemporaryDirectory(prefix="cloche-recipe-") as folder:  # it is large, and pytest keeps its own
+        make.make(name, Path(folder) / name)
+        imported = node.cloche("image", "import", "-t", f"{name}:1", f"{folder}/{name}")
     assert imported.returncode == 0, imported.stderr
     done = node.cloche("run", f"{name}:1", "--", *call)
     assert (done.returncode, done.stdout.decode()) == (0, says), done.stderr

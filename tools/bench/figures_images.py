@@ -22,7 +22,7 @@ from tests.promises.nodes import RealNode, real_node
 from tests.unit.images import registries
 from tools.bench.figure import figure
 from tools.bench.lean import EVENTS, Connection
-from tools.images import oci, samples
+from tools.images import make, oci, samples
 
 MS: Final = 1000.0
 MB: Final = 1_000_000
@@ -253,3 +253,85 @@ def cached_bytes(cgroup: Path) -> int:
     """Page cache with shared memory: `cache` of version 1, `file` of version 2."""
     found = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     return int(found.get("cache") or found["file"])
+
+
+# ------------------------------------------------------------------------------------ build_time
+
+DOCKERFILE: Final = """FROM {image}
+ENV APP=/app
+WORKDIR /app
+COPY src/ .
+RUN python3 -m compileall -q . && mkdir /data && chown 1000:1000 /data
+RUN rm -rf /usr/share/perl5 && echo done >/data/state
+USER 1000
+CMD ["python3", "main.py"]
+"""
+BUILDAH: Final = f"""set -e
+mkdir -p /etc/containers /var/lib/containers
+echo '{{"default":[{{"type":"insecureAcceptAnything"}}]}}' >/etc/containers/policy.json
+mount -t tmpfs storage /var/lib/containers
+b() {{ buildah --root /var/lib/containers/storage --runroot /var/lib/containers/run --storage-driver overlay "$@"; }}
+b tag $(b pull -q oci:/build/base:{oci.TAG}) base
+b bud -q --isolation chroot --layers=false --pull-never -t result /build/context
+b push -q result oci:/build/out:{TAG}
+"""
+AS_ROOT_INSIDE: Final = ("unshare", "--user", "--mount", "--map-users=0,0,65536", "--map-groups=0,0,65536")
+BUILDER: Final[dict[str, Any]] = {
+    "image": "localhost/buildah:1",
+    "user": "0",
+    "privileges": "package-install",
+    "memory_mb": 4096,
+    "disk_mb": 4096,
+    "cpus": 8,
+}
+
+
+@figure("build_time", unit="s", samples_ci=1, samples_long=5, warm_up=False)
+class BuildTime(Shop):
+    """A small Dockerfile, nothing cached, to an image that can be run, against buildah in a sandbox of the same node.
+
+    buildah as fast as it goes there: chroot isolation, storage on a tmpfs, no layers between. Only its own work counts, from
+    a layout to a layout; not its sandbox, not what goes in and out. The goal is 0.2; it is stated and bounds nothing.
+    """
+
+    def layout(self) -> Path:
+        self.base = samples.python_slim()
+        recipe = make.RECIPES / "buildah" / "recipe.toml"
+        key = oci.recipe_hash(recipe, make.FINISH, Path(make.__file__), Path(oci.__file__))
+        self.buildah = oci.cached("image-buildah", key, lambda place: _made(place / "layout")) / "layout"
+        return self.base
+
+    def prepare(self) -> None:
+        self.pull()
+        with self.node.client(request_timeout_s=600) as client:
+            client.images.import_archive(self.buildah, name=BUILDER["image"])
+        for name, image in (("ours", self.image), ("buildah", "base")):
+            folder = self.folder / name
+            (folder / "src").mkdir(parents=True)
+            (folder / "Dockerfile").write_text(DOCKERFILE.format(image=image))
+            for number in range(20):
+                (folder / "src" / f"part{number}.py").write_text(f"def part():\n    return {number}\n")
+            (folder / "src" / "main.py").write_text("import part0\nprint(part0.part())\n")
+
+    def ours(self) -> float:
+        with self.node.client(request_timeout_s=600) as client:
+            began = time.perf_counter()
+            client.images.build(self.folder / "ours", name="localhost/built:1", no_cache=True)
+            seconds = time.perf_counter() - began
+        self.connection.ask("DELETE", "/v1/images?image=localhost/built:1")
+        return seconds
+
+    def bare(self) -> float:
+        with self.node.sandbox(**BUILDER) as box:
+            box.files.upload(self.base, "/build/base")
+            box.files.upload(self.folder / "buildah", "/build/context")
+            began = time.perf_counter()
+            done = box.run([*AS_ROOT_INSIDE, "/bin/sh", "-c", BUILDAH], timeout_s=600)
+            seconds = time.perf_counter() - began
+            assert done.exit_code == 0, done.stderr[-3000:]
+            assert box.files.stat("/build/out/index.json").size
+        return seconds
+
+
+def _made(place: Path) -> None:
+    make.make("buildah", place)

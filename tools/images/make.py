@@ -25,6 +25,8 @@ RECIPES: Final = ROOT / "images"
 FINISH: Final = Path(__file__).with_name("finish.sh")
 LEFT_OUT: Final = ("doc/*", "man/*", "locale/*", "info/*", "lintian/*")
 KEPT: Final = ("doc/*/copyright",)
+OF_THE_MAKING: Final = ("dev/", "var/cache/apt/", "var/cache/ldconfig/", "var/lib/apt/lists/", "var/log/")
+OF_THIS_MACHINE: Final = ("etc/hostname", "etc/resolv.conf", "etc/dpkg/dpkg.cfg.d/99mmdebstrap")
 PIECE_BYTES: Final = 1 << 20
 
 
@@ -38,6 +40,8 @@ class Recipe:
     packages: tuple[str, ...]
     config: dict[str, Any]
     labels: dict[str, str]
+    keep: tuple[str, ...] = ()
+    """Names at which the tree is cut out; all of it without."""
 
     @classmethod
     def read(cls, name: str) -> "Recipe":
@@ -45,8 +49,16 @@ class Recipe:
         if not path.is_file():
             raise SystemExit(f"there is no {path}; there are: {', '.join(names())}")
         table = tomllib.loads(path.read_text())
-        packages = tuple(table.pop("packages"))
-        return cls(name=name, packages=packages, **table)
+        packages, keep = tuple(table.pop("packages")), tuple(table.pop("keep", ()))
+        return cls(name=name, packages=packages, keep=keep, **table)
+
+    def has(self, path: str) -> bool:
+        """Whether that entry of the tree is in the image."""
+        if path == "." or path in OF_THIS_MACHINE or path.startswith(OF_THE_MAKING):
+            return False
+        return not self.keep or any(
+            path == each or path.startswith(f"{each}/") or each.startswith(f"{path}/") for each in self.keep
+        )
 
     def image_config(self) -> dict[str, Any]:
         """As OCI writes it."""
@@ -61,7 +73,8 @@ class Recipe:
         argv += [f"--dpkgopt=path-exclude=/usr/share/{pattern}" for pattern in LEFT_OUT]
         argv += [f"--dpkgopt=path-include=/usr/share/{pattern}" for pattern in KEPT]
         own = RECIPES / self.name / "finish.sh"
-        argv += [f'--customize-hook="{each}" "$1"' for each in ([FINISH, own] if own.exists() else [FINISH])]
+        hook = "extract" if self.variant == "extract" else "customize"  # the last that this variant runs
+        argv += [f'--{hook}-hook="{each}" "$1"' for each in ([FINISH, own] if own.exists() else [FINISH])]
         mirror = os.environ.get("CLOCHE_DEBIAN_MIRROR")
         return [*argv, self.suite, output, *([mirror] if mirror else [])]
 
@@ -78,20 +91,19 @@ def make(name: str, out: Path) -> str:
         tree = Path(folder) / "tree.tar"
         subprocess.run(recipe.argv(str(tree)), check=True)
         with tree.open("rb") as source, layout.layer() as sink:
-            _copy_without_devices(source, sink)
+            _copy_tree(source, sink, recipe)
     history = [f"mmdebstrap {recipe.suite}: {' '.join(recipe.packages)}"]
     return layout.finish(recipe.image_config(), history=history)
 
 
-def _copy_without_devices(source: Any, sink: Any) -> None:
-    """Every runtime brings its own /dev."""
+def _copy_tree(source: Any, sink: Any, recipe: Recipe) -> None:
     with (
         tarfile.open(fileobj=source, mode="r|", bufsize=PIECE_BYTES) as tree,
         tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT, bufsize=PIECE_BYTES) as layer,
     ):
         for entry in tree:
             entry.name = os.path.normpath(entry.name)
-            if entry.name == "." or entry.name.startswith("dev/"):
+            if not recipe.has(entry.name):
                 continue
             if entry.islnk():
                 entry.linkname = os.path.normpath(entry.linkname)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import socket
 import struct
 import subprocess
@@ -121,7 +122,9 @@ def run(
 ) -> Ended:
     """One job to its end. Beyond its memory the worker and mkfs.erofs, each, get none, and die of it."""
     ours, theirs = socket.socketpair()
-    limit = ["prlimit", f"--as={memory_bytes_max}"]
+    prlimit = shutil.which("prlimit")
+    assert prlimit, "prlimit is of util-linux"
+    limit = [prlimit, f"--as={memory_bytes_max}"]
     if file_bytes_max is not None:
         limit.append(f"--fsize={file_bytes_max}")
     environment = {} if planted is None else {"CLOCHE_CONVERT_PLANTED": planted}

@@ -311,7 +311,8 @@ async def _send(channel: socket.socket, message: bytes, fds: list[int]) -> None:
             break
         except BlockingIOError:
             await _writable(channel)
-    await loop.sock_sendall(channel, message[sent:])
+    if sent < len(message):  # nothing more to say may already find it gone, with its answer on the way
+        await loop.sock_sendall(channel, message[sent:])
 
 
 async def _writable(channel: socket.socket) -> None:
