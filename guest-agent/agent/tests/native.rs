@@ -28,7 +28,7 @@ fn commands_and_their_ends() {
         (json!({"argv": ["/etc/passwd"]}), "not_executable"),
         (json!({"argv": ["true"], "cwd": "/no/such/folder"}), "not_found"),
         (json!({"argv": ["true"], "user": "no-such-user"}), "no_such_user"),
-        (json!({"argv": ["true"], "user": "64000"}), "refused"),
+        (json!({"argv": ["true"], "user": "64000"}), "no_such_user"),
         (json!({"argv": []}), "invalid"),
         (json!({"argv": ["true"], "privileges": "all"}), "invalid"),
     ] {
