@@ -94,6 +94,31 @@ class Archive:
         return next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), "none")
 
 
+@dataclass(frozen=True)
+class Naming:
+    """What images of an archive are called: as the caller says; or else as the archive does, unless nobody trusts it with that."""
+
+    name: Reference | None = None
+    """For an archive with one image."""
+    is_one: bool = False
+    """It must have one image, and names of its own mean nothing: it is a guest's."""
+
+    def check(self, count: int) -> None:
+        if not count:
+            raise error("image_not_found", f"The archive has no image for {host_platform()}.")
+        if count > IMAGES_MAX:
+            raise refused("too_many_images", f"The archive has more than {IMAGES_MAX} images.")
+        if self.is_one and count > 1:
+            raise refused("too_many_images", f"The archive has {count} images, not one.")
+        if self.name is not None and count > 1:
+            raise error("invalid_request", f"The archive has {count} images; a name is for one.")
+
+    def refs(self, said: Sequence[str]) -> list[Reference]:
+        if self.name is not None:
+            return [self.name]
+        return [] if self.is_one else [ref for each in said for ref in _ref(each)]
+
+
 class Archives:
     """Imports for one store."""
 
@@ -103,9 +128,9 @@ class Archives:
         self._indexer = indexer
 
     async def take(
-        self, data: AsyncIterator[bytes], *, owner: str, name: Reference | None, say: Say, bytes_max: int
+        self, data: AsyncIterator[bytes], *, owner: str, naming: Naming, say: Say, bytes_max: int
     ) -> list[ImageRecord]:
-        """Every image of the archive that this machine can run. `name` is for an archive with one."""
+        """Every image of the archive that this machine can run."""
         upload, listing = self._store.layout.scratch(), self._store.layout.scratch(0o666)
         try:
             await receive(upload, data, bytes_max)
@@ -115,9 +140,9 @@ class Archives:
             archive = Archive(upload, _by_path(entries))
             async with bringing(self._store) as hold:
                 if "index.json" in archive.entries and "oci-layout" in archive.entries:
-                    return await self._layout(archive, owner, name, say, hold)
+                    return await self._layout(archive, owner, naming, say, hold)
                 if "manifest.json" in archive.entries:
-                    return await self._docker_save(archive, owner, name, say, hold)
+                    return await self._docker_save(archive, owner, naming, say, hold)
             raise refused("unknown_archive", "This is neither an OCI layout nor the archive of `docker save`.")
         finally:
             os.close(upload)
@@ -125,9 +150,7 @@ class Archives:
 
     # --- OCI layout ---------------------------------------------------------------------------------
 
-    async def _layout(
-        self, archive: Archive, owner: str, name: Reference | None, say: Say, hold: Hold
-    ) -> list[ImageRecord]:
+    async def _layout(self, archive: Archive, owner: str, naming: Naming, say: Say, hold: Hold) -> list[ImageRecord]:
         if strict_json(archive.read("oci-layout", 4096), 4096, "layout").get("imageLayoutVersion") != "1.0.0":
             raise refused("unsupported_layout", "Only version 1.0.0 of the OCI layout is supported.")
         data = archive.read("index.json", MANIFEST_BYTES_MAX)
@@ -135,10 +158,10 @@ class Archives:
         assert isinstance(index, Index), "it was parsed as one"
         names = _annotated(data)
         wanted = [(entry, names[at]) for at, entry in enumerate(index.manifests) if _is_for_us(entry)]
-        _check_count(len(wanted), name)
+        naming.check(len(wanted))
         found = []
         for entry, said in wanted:
-            refs = _refs(name, said)
+            refs = naming.refs([] if said is None else [said])
             found.append(await self._one(archive, entry, owner, refs, say, hold))
         return found
 
@@ -174,17 +197,16 @@ class Archives:
     # --- docker save --------------------------------------------------------------------------------
 
     async def _docker_save(
-        self, archive: Archive, owner: str, name: Reference | None, say: Say, hold: Hold
+        self, archive: Archive, owner: str, naming: Naming, say: Say, hold: Hold
     ) -> list[ImageRecord]:
         listed = b'{"images":' + archive.read("manifest.json", MANIFEST_BYTES_MAX) + b"}"
         images = strict_json(listed, len(listed), "manifest").get("images")
         if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
             raise refused("bad_manifest", "manifest.json of the archive is not a list of tables.")
-        _check_count(len(images), name)
+        naming.check(len(images))
         found = []
         for image in images:
-            tags = _texts(image, "RepoTags")
-            refs = [name] if name is not None else [ref for tag in tags for ref in _refs(None, tag)]
+            refs = naming.refs(_texts(image, "RepoTags"))
             found.append(await self._saved(archive, image, owner, refs, say, hold))
         return found
 
@@ -323,15 +345,6 @@ def _is_for_us(entry: IndexEntry) -> bool:
     return (entry.platform.os, entry.platform.architecture) == (host.os, host.architecture)
 
 
-def _check_count(count: int, name: Reference | None) -> None:
-    if not count:
-        raise error("image_not_found", f"The archive has no image for {host_platform()}.")
-    if count > IMAGES_MAX:
-        raise refused("too_many_images", f"The archive has more than {IMAGES_MAX} images.")
-    if name is not None and count > 1:
-        raise error("invalid_request", f"The archive has {count} images; a name is for one.")
-
-
 def _annotated(data: bytes) -> list[str | None]:
     """What each entry of an index is called; entries were checked before."""
     found: list[str | None] = []
@@ -342,11 +355,9 @@ def _annotated(data: bytes) -> list[str | None]:
     return found
 
 
-def _refs(name: Reference | None, said: str | None) -> list[Reference]:
-    """The caller's name; or the archive's, when it is a whole one and not only a tag."""
-    if name is not None:
-        return [name]
-    if said is None or not (":" in said or "/" in said):
+def _ref(said: str) -> list[Reference]:
+    """An archive's name, when it is a whole one and not only a tag."""
+    if not (":" in said or "/" in said):
         return []
     try:
         ref = parse(said)

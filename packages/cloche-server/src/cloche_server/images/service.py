@@ -20,7 +20,7 @@ from cloche.wire import images as wire
 from cloche.wire.errors import ClocheError, error
 from cloche.wire.images import FsckReport, GcResult, ImageEvent, ImageView
 from cloche_server.images import archives, auth, gc, views
-from cloche_server.images.archives import UPLOAD_BYTES_MAX, Archives, Indexer
+from cloche_server.images.archives import UPLOAD_BYTES_MAX, Archives, Indexer, Naming
 from cloche_server.images.bringing import Bringer
 from cloche_server.images.build.protocols import LayerRef
 from cloche_server.images.building import Shelf
@@ -172,11 +172,16 @@ class Images:
         owner: str,
         on_event: Listener | None = None,
         bytes_max: int = UPLOAD_BYTES_MAX,
+        is_one: bool = False,
     ) -> Sequence[ImageView]:
-        """The images of an OCI layout or a `docker save` in a plain tar. They are this owner's alone."""
+        """The images of an OCI layout or a `docker save` in a plain tar. They are this owner's alone.
+
+        `is_one`: it must have one image, and what the archive calls it is ignored.
+        """
         self._store.require_writable()
-        ref = self._lookup.parse(name) if name is not None else None
-        found = await self._archives.take(data, owner=owner, name=ref, say=on_event or _ignore, bytes_max=bytes_max)
+        naming = Naming(self._lookup.parse(name) if name is not None else None, is_one)
+        say = on_event or _ignore
+        found = await self._archives.take(data, owner=owner, naming=naming, say=say, bytes_max=bytes_max)
         shown_to_owner = [self._view(image, owner, False) for image in found]
         if on_event is not None:
             for view in shown_to_owner:

@@ -23,7 +23,9 @@ from cloche.cli.units import SIZE
 @click.option("--target", metavar="STAGE", help="Stop at this stage.")
 @click.option("--no-cache", is_flag=True, help="Run every step anew.")
 @click.option(
-    "--compat", is_flag=True, help="Build with buildah inside a sandbox: slower, and knows every instruction."
+    "--compat",
+    is_flag=True,
+    help="Build with buildah in one sandbox: knows more instructions (no heredocs), has no cache.",
 )
 @click.option("-m", "--memory", type=SIZE, help="Memory limit of a step.")
 @click.option("--disk", type=SIZE, help="Limit of what a step may write.")
