@@ -163,7 +163,7 @@ class ConvertingNode(RealNode):
 
 
 @pytest.mark.req("LIF-6")
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-1")
 def test_a_daemon_killed_meanwhile_leaves_nothing_to_the_next(long_run: bool) -> None:
     base = Path(tempfile.mkdtemp(prefix="cloche-promise-"))
     base.chmod(0o755)

@@ -140,7 +140,7 @@ def walk(node: RealNode, image: str) -> dict[str, list[str]]:
         return found
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 def test_it_builds_what_buildah_builds_and_is_cached(builder: RealNode, base: Path, tmp_path: Path) -> None:
     place = context(tmp_path / "context")
     first, second = Told(), Told()
@@ -174,7 +174,7 @@ def test_it_builds_what_buildah_builds_and_is_cached(builder: RealNode, base: Pa
     assert (ours.config.env, ours.config.labels["kind"]) == (theirs.env, "test")
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 def test_a_changed_file_runs_only_what_depends_on_it(builder: RealNode, tmp_path: Path) -> None:
     place = context(tmp_path / "context")
     (place / "Dockerfile").write_text(
@@ -223,7 +223,7 @@ def _own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(
     ("text", "code", "says"),
     [

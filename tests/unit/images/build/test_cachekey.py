@@ -54,7 +54,7 @@ def common(one: list[str], other: list[str]) -> int:
     return count
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(
     ("old", "new", "same"),
     [
@@ -95,7 +95,7 @@ async def test_arguments_bases_and_platforms(tmp_path: Path) -> None:
     assert common(plain, await keys(place, platform="linux/arm64")) == 0
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 async def test_what_the_context_changes(tmp_path: Path) -> None:
     place = written(tmp_path, FILES)
     plain = await keys(place)

@@ -54,7 +54,7 @@ def placed(chosen: Chosen, dest: str, *, existing: str = "/", is_directory: bool
     return [f"{node.path}/" if node.type == "dir" else node.path for node in found.nodes]
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(
     ("source", "files", "content"),
     [
@@ -106,7 +106,7 @@ def test_a_source_that_is_ignored_is_said_to_be(context: Packed) -> None:
         copying.choose(visible, ["dir/c"], line=3, text="COPY ...", hidden=tree)
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(
     ("names", "dest", "options", "result"),
     [

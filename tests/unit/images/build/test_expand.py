@@ -69,7 +69,7 @@ DOCUMENTS = [
 BAD = ["${", "${}", "${X", "${X:", "${X:-", "'a", '"a', "${U:?no}", "${U?}", "${E:?}", "${X^}", "${:a}", "${{a}}"]
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(("word", "result"), WORDS)
 def test_a_word_is_expanded_as_by_buildkit(word: str, result: str) -> None:
     assert expand(word, ENV) == result

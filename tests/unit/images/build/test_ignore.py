@@ -179,7 +179,7 @@ GLOBS = [
 ]
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(("rules", "ignored"), IGNORED)
 def test_names_are_ignored_as_by_docker(rules: str, ignored: list[str]) -> None:
     judge = Ignore(rules.encode())

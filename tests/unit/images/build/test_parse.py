@@ -37,7 +37,7 @@ async def refusal(text: str | bytes) -> ClocheError:
     return caught.value
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 async def test_a_whole_file() -> None:
     text = """# syntax=docker/dockerfile:1
 ARG BASE=debian
@@ -139,7 +139,7 @@ async def test_healthcheck_is_kept_with_a_note() -> None:
     assert "line 2" in found.notes[0]
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(
     ("line", "name"),
     [

@@ -22,7 +22,7 @@ async def planned(text: str, target: str | None = None, **args: str) -> Plan:
     return plan(await parse(text.encode()), args=args, target=target)
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 async def test_stages_and_where_they_start() -> None:
     found = await planned(THREE)
     build, test, last = found.stages

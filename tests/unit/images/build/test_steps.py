@@ -62,7 +62,7 @@ def test_a_base_config_of_strange_types_is_read_as_far_as_it_goes() -> None:
     assert config_of({"config": "no"}) == Config()
 
 
-@pytest.mark.req("IMG-4")
+@pytest.mark.req("IMG-2")
 @pytest.mark.parametrize(
     ("lines", "seen"),
     [
