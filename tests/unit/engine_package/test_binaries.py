@@ -109,7 +109,7 @@ def test_another_user_really_gets_a_copy(tmp_path: Path) -> None:
     cache.mkdir()
     os.chown(cache, NOBODY, NOBODY)
     for folder in [tmp_path, *tmp_path.parents]:
-        if folder.stat().st_uid == os.geteuid() and folder.name.startswith("pytest-"):
+        if folder.stat().st_uid == os.geteuid() and folder.name.startswith(("pytest-", "popen-")):
             folder.chmod(0o755)
     tmp_path.chmod(0o755)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cloche_engine as e; "
