@@ -184,6 +184,8 @@ class SecondCreate(Shop):
 READERS: Final = 20
 AT_ONCE: Final = 4
 FILE_BYTES: Final = 100 * MB
+SAMPLES_RETAKEN_MAX: Final = 5
+"""A page that is being written or moved just then is not dropped: such a sample says nothing, and is taken again."""
 LIMITS: Final = {"memory_bytes": 256 * MIB, "disk_bytes": 64 * MIB}
 
 
@@ -207,18 +209,23 @@ class PageCache(Shop):
         self.pull()
 
     def ours(self) -> float:
+        for _ in range(SAMPLES_RETAKEN_MAX):
+            added = self._added()
+            if added >= 0.95 * FILE_BYTES:
+                return added / MB
+        raise AssertionError(f"{added} bytes: the file was in memory before, {SAMPLES_RETAKEN_MAX} times")
+
+    def _added(self) -> int:
         self._drop_root()
         boxes = [self.connection.ask("POST", "/v1/sandboxes", self._wanted()) for _ in range(READERS)]
         try:
             self._everybody_reads(boxes, "/etc/os-release")
             before = self._memory(boxes)
             self._everybody_reads(boxes, samples.FILE)
-            added = self._memory(boxes) - before
+            return self._memory(boxes) - before
         finally:
             for box in boxes:
                 self.connection.ask("DELETE", f"/v1/sandboxes/{box['id']}")
-        assert added >= 0.95 * FILE_BYTES, f"{added} bytes: the file was in memory before"
-        return added / MB
 
     def _wanted(self) -> dict[str, object]:
         return {"image": self.image, "limits": LIMITS}
@@ -227,6 +234,7 @@ class PageCache(Shop):
         for path in (self.node.paths.store / "roots").glob("*.erofs"):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+                os.sync()
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _everybody_reads(self, boxes: list[dict[str, Any]], path: str) -> None:
