@@ -7,7 +7,7 @@ So a guest that sends millions of frames gets `share` of the loop, in turns too 
 
 from __future__ import annotations
 
-LOOP_SHARE = 0.2
+LOOP_SHARE = 0.08
 BURST_S = 0.010
 TURN_S = 0.000_15
 SECONDS_PER_USEFUL_BYTE = 1 / 400_000_000
