@@ -120,10 +120,14 @@ def test_another_user_really_gets_a_copy(tmp_path: Path) -> None:
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
+        umask=0o077,  # as a daemon has it
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert Path(ran.stdout.strip()).is_relative_to(cache)
+    runsc = Path(ran.stdout.strip())
+    assert runsc.is_relative_to(cache)
     assert not link.exists()
+    for directory in (runsc.parent, runsc.parent / "gvisor-bin"):
+        assert directory.stat().st_mode & 0o777 == 0o755, "sandboxes have other ids, and execute it from there"

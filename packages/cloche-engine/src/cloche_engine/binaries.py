@@ -138,6 +138,8 @@ def _cached_copy() -> Path:
         _require_private(root)
         if not _is_linked(target):
             _copy_to(target, root)
+        for directory in (target, target / _SIDECARS):
+            directory.chmod(0o755)  # every sandbox is another user; a daemon's umask would shut them all out
     except OSError as error:
         raise EngineUnwritable(root, error.strerror or str(error)) from error
     return target
