@@ -8,6 +8,7 @@ So a guest that sends millions of frames gets `share` of the loop, in turns too 
 from __future__ import annotations
 
 LOOP_SHARE = 0.08
+"""Above what an honest loop of small commands needs (some 3 % here): below that, it would be the one that is paused."""
 BURST_S = 0.010
 TURN_S = 0.000_15
 SECONDS_PER_USEFUL_BYTE = 1 / 400_000_000
