@@ -1,7 +1,19 @@
 import pytest
 
+from cloche_server.channel.frames import encode_offset
 from cloche_server.channel.outbox import Outbox
-from cloche_server.channel.pace import BURST_S, LOOP_SHARE, TURN_S, Pace, turn_is_over
+from cloche_server.channel.pace import (
+    ANSWER_BYTES,
+    BURST_S,
+    EXCHANGE_BYTES,
+    FIRST_DATA_BYTES,
+    LOOP_SHARE,
+    TURN_S,
+    Pace,
+    turn_is_over,
+)
+from cloche_server.channel.reset import StreamState
+from tests.unit.channel.transcript import Ear, Talk
 
 
 @pytest.mark.req("EXE-3")
@@ -19,6 +31,48 @@ def test_useful_bytes_are_free() -> None:
     pace = Pace(0.0)
     for step in range(10_000):
         assert pace.charge(step * 0.000_5, 0.000_5, 1 << 20) == 0.0
+
+
+def test_a_loop_of_small_commands_is_not_paused() -> None:
+    pace = Pace(0.0)
+    for step in range(1000):  # OPENED, DATA, EOF twice and END in one turn, as measured; a command takes 10 ms
+        assert pace.charge(step * 0.010, 0.002_9, 4 * ANSWER_BYTES + FIRST_DATA_BYTES) == 0.0
+
+
+def test_a_guest_gets_no_more_free_frames_than_the_host_asked_for() -> None:
+    talk = Talk(guest_open=lambda stream, op, fields: Ear())
+    talk.mux.open("exec", {}, [Ear(), Ear()])
+    assert talk.guest("OPENED", 2, {}) == ANSWER_BYTES
+    for stream in (2, 4):
+        assert talk.guest("DATA", stream) == 0
+        assert talk.guest("DATA", stream, b"a") == 1 + FIRST_DATA_BYTES
+        assert talk.guest("DATA", stream, b"b") == 1
+        assert talk.guest("EOF", stream, encode_offset(2)) == ANSWER_BYTES
+    assert talk.guest("END", 2, {"ok": {}}) == ANSWER_BYTES
+    assert talk.guest("PING", 0, b"12345678") == 0
+    assert talk.guest("OPEN", 1, {"op": "connect"}) == 0
+    assert talk.guest("DATA", 1, b"a") == 1
+    assert talk.guest("EOF", 1, encode_offset(1)) == 0
+
+
+def test_data_after_an_answer_of_ours_is_worth_an_exchange_once() -> None:
+    talk = Talk(guest_open=lambda stream, op, fields: Ear())
+    talk.guest("OPEN", 1, {"op": "connect"})
+    flow = talk.mux.flows[1]
+    talk.mux.accept(flow, {}, Ear())
+    assert talk.guest("DATA", 1, b"first request") == 13
+    for _ in range(3):
+        talk.mux.send(flow, b"answer")
+        assert talk.guest("DATA", 1, b"next") == 4 + EXCHANGE_BYTES
+        assert talk.guest("DATA", 1, b"more") == 4
+
+
+def test_an_adopted_stream_may_be_opened_again_and_again_but_not_for_free() -> None:
+    talk = Talk()
+    talk.mux.highest_host = 2
+    state = StreamState("exec", None, False, 0, 0, 0, eof_sent=False, eof_received=False, ended=False)
+    talk.mux.adopt(2, state, 0, Ear())
+    assert [talk.guest("OPENED", 2, {}) for _ in range(3)] == [0, 0, 0]
 
 
 def test_a_burst_is_not_paused() -> None:

@@ -157,6 +157,32 @@ async def test_a_guest_that_grants_no_credit_stops_the_writer(world: World) -> N
 
 
 @pytest.mark.req("EXE-3")
+async def test_a_writer_without_a_task_is_told_when_there_is_room(world: World) -> None:
+    async with world.attached(guest()) as (channel, _):
+        stream = channel.open("sink", {}, sink=Ear())
+        content, at = pattern(0, 3 * MIB), 0
+
+        def push() -> None:
+            nonlocal at
+            while at < len(content) and (room := stream.room):
+                piece = content[at : at + room]
+                stream.send(piece)
+                at += len(piece)
+            if at < len(content):
+                stream.when_room(push)
+            else:
+                stream.eof()
+
+        push()
+        assert 0 < at < len(content), "the first window is smaller than what there is"
+        assert unwrap(await stream.result)["sha256"] == pattern_sha256(3 * MIB)
+        told: list[int] = []
+        stream.when_room(lambda: told.append(1))
+        stream.confirm()
+        assert not told, "nobody is told of room on a stream that has ended"
+
+
+@pytest.mark.req("EXE-3")
 async def test_a_guest_that_does_not_read_fills_no_memory(world: World) -> None:
     """It makes us answer (PONG, END) and never reads: at the bound of the outbox we stop reading too."""
     async with world.attached() as (channel, theirs):

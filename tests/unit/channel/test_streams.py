@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cloche_server.channel.credit import WINDOW_BYTES_MAX, WINDOWS_BYTES_PER_SANDBOX_MAX, Budget, Inbound
 from cloche_server.channel.errors import ChannelFull, ProtocolError, WrongGeneration
 from cloche_server.channel.frames import Kind
+from cloche_server.channel.pace import FIRST_DATA_BYTES
 from cloche_server.channel.reset import StreamState
 from cloche_server.channel.streams import STREAMS_PER_OPENER_MAX, Flow
 from tests.unit.channel.transcript import HELLO, Ear, Talk
@@ -35,8 +36,8 @@ def test_a_command_from_open_to_confirm() -> None:
     talk.mux.send(flow, b"in")
     talk.mux.send_eof(flow)
     assert talk.host() == ["DATA 2 2", "EOF 2 2"]
-    assert talk.guest("DATA", 2, b"out") == 3
-    assert talk.guest("DATA", 4, b"wrong") == 5
+    assert talk.guest("DATA", 2, b"out") == 3 + FIRST_DATA_BYTES
+    assert talk.guest("DATA", 4, b"wrong") == 5 + FIRST_DATA_BYTES
     talk.credit(2, 2, 65_538)
     talk.eof(4, 5)
     talk.eof(2, 3)

@@ -14,6 +14,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter, thread_time
 
 from cloche_server.channel.errors import ProtocolError
@@ -82,7 +83,7 @@ class Pump:
         self._unfinished = False  # the decoder still holds whole frames: decode those before receiving more
         self._turn_due = self._flush_due = False
         self._write_failed = False
-        self._drained: list[asyncio.Future[None]] = []
+        self._drained: list[Callable[[], None]] = []
 
     # --- who may stop reading: the owner, a full outbox, the pace ------------------------------
 
@@ -261,14 +262,17 @@ class Pump:
         """Wait until the outbox is below its high mark (or the channel is gone)."""
         while self.outbox.bytes > OUT_BYTES_HIGH and self._failed is not None:
             waiter = self._loop.create_future()
-            self._drained.append(waiter)
+            self.when_drained(partial(_settle, waiter))
             await waiter
 
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Called once, when the outbox is at or below its high mark, or the channel is gone."""
+        self._drained.append(callback)
+
     def _wake_drained(self) -> None:
-        waiters, self._drained = self._drained, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        callbacks, self._drained = self._drained, []
+        for callback in callbacks:
+            callback()
 
     def _is_closed(self) -> bool:
         return self._failed is None
@@ -295,3 +299,8 @@ class Pump:
         self._sock.close()
         self.outbox.clear()
         self._wake_drained()
+
+
+def _settle(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

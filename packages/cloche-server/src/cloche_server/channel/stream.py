@@ -25,6 +25,7 @@ class Relay:
         self.future: asyncio.Future[JsonObject] | None = None
         self._sink = sink
         self._waiters: list[asyncio.Future[None]] = []
+        self.on_room: Callable[[], None] | None = None
         if sink is not None:
             self.data = sink.data  # straight through: the hot path has no layer here
 
@@ -52,6 +53,12 @@ class Relay:
         if self._sink is not None:
             self._sink.credit(consumed, limit)
         self._wake()
+        self.tell_room()
+
+    def tell_room(self) -> None:
+        callback, self.on_room = self.on_room, None
+        if callback is not None and self.result is None and self.lost_reason is None:
+            callback()
 
     def lost(self, reason: str) -> None:
         if self.result is not None or self.lost_reason is not None:
@@ -130,6 +137,23 @@ class Stream:
         if waiting and waiting + len(data) > SEND_WAITING_BYTES_MAX:
             raise BufferError("await writable() before send(): too many bytes already wait for credit")
         self._mux.send(self._flow, bytes(data))
+
+    @property
+    def room(self) -> int:
+        """How many bytes would leave at once. 0: ask `when_room`."""
+        outbound = self._flow.outbound
+        if outbound.pending_bytes or self._pump.outbox.bytes > OUT_BYTES_HIGH:
+            return 0
+        return outbound.limit - outbound.sent
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Called once, when there may be room again; never after the stream's end. The last call counts."""
+        if self._relay.result is not None or self._relay.lost_reason is not None:
+            return
+        self._relay.on_room = callback
+        outbound = self._flow.outbound
+        if not outbound.pending_bytes and outbound.limit > outbound.sent:  # credit is there; the outbox is full
+            self._pump.when_drained(self._relay.tell_room)
 
     async def writable(self) -> None:
         """Until everything sent so far has gone out. Raises StreamEnded, ChannelLost."""

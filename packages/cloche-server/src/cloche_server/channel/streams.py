@@ -26,10 +26,13 @@ from cloche_server.channel.frames import (
 )
 from cloche_server.channel.messages import JsonObject, check_hello, check_result, check_text, refusal
 from cloche_server.channel.outbox import Outbox
+from cloche_server.channel.pace import ANSWER_BYTES, EXCHANGE_BYTES, FIRST_DATA_BYTES
 from cloche_server.channel.reset import StreamState
+from cloche_server.channel.waiting import Waiting
 
 STREAMS_PER_OPENER_MAX = 512
 _DATA = int(Kind.DATA)
+_ANSWERS = frozenset({Kind.OPENED, Kind.EOF, Kind.END})
 _LATE = frozenset({Kind.DATA, Kind.CREDIT, Kind.EOF, Kind.TELL, Kind.ABORT})
 
 
@@ -54,7 +57,7 @@ class Sink(Protocol):
 class Flow:
     """One open stream."""
 
-    __slots__ = ("adopted", "ended", "extra", "id", "inbound", "op", "opened", "outbound", "parent", "sink")
+    __slots__ = ("adopted", "answered", "ended", "extra", "id", "inbound", "op", "opened", "outbound", "parent", "sink")
 
     def __init__(self, stream: int, op: str, sink: Sink, inbound: Inbound, outbound: Outbound) -> None:
         self.id = stream
@@ -65,6 +68,8 @@ class Flow:
         self.opened = False
         self.ended = False
         self.adopted = False
+        self.answered = 0
+        """What we had sent when its last data came that was worth more than its bytes."""
         self.parent: Flow | None = None
         self.extra: list[Flow] = []
 
@@ -113,7 +118,12 @@ class Mux:
     # --- frames of the guest ------------------------------------------------------------------
 
     def receive(self, kind: int, stream: int, payload: memoryview) -> int:
-        """Take one frame; the count of data bytes an open stream got by it (what the pump's pace calls useful)."""
+        """Take one frame; how useful it was to the pump's pace, in bytes.
+
+        That is the count of data bytes an open stream got by it, and a fixed worth for a frame that we asked for: one
+        that comes once on a stream that we opened (OPENED, the first DATA, EOF, END), or data on the guest's own stream
+        after we sent something on it. A guest gets no more of those than we gave cause for.
+        """
         if self._hello_awaited and kind != Kind.HELLO:
             raise ProtocolError("hello_missing", f"kind {kind} came first")
         flow = self.flows.get(stream)
@@ -124,9 +134,12 @@ class Mux:
             flow.inbound.take(count)
             if count:  # empty DATA costs no credit: a sink that kept it would grow without bound
                 flow.sink.data(payload)
+                return count + self._worth(flow, count)
             return count
         if flow is not None and (take := self._stream_frames.get(kind)) is not None:
             take(flow, payload)
+            if kind in _ANSWERS and not stream % 2 and not flow.adopted:  # adopted: OPENED may come again and again
+                return ANSWER_BYTES
         elif stream == 0 and (take_channel := self._channel_frames.get(kind)) is not None:
             take_channel(payload)
         elif kind == Kind.OPEN:
@@ -134,6 +147,16 @@ class Mux:
         elif not self._is_late(kind, stream):
             raise ProtocolError("unexpected_frame", f"kind {kind} on stream {stream}")
         return 0
+
+    @staticmethod
+    def _worth(flow: Flow, count: int) -> int:
+        """Beyond its bytes: a first answer to us, or what follows an answer of ours (a request of a kept connection)."""
+        if flow.id % 2 == 0:
+            return FIRST_DATA_BYTES if flow.inbound.received == count else 0
+        if flow.answered == flow.outbound.sent:
+            return 0
+        flow.answered = flow.outbound.sent
+        return EXCHANGE_BYTES
 
     def _is_late(self, kind: int, stream: int) -> bool:
         """A frame that crossed our END or CONFIRM on its way. A guest's CONFIRM always does: END already forgot."""
@@ -367,34 +390,3 @@ class Mux:
                 flow.inbound.release()
         for flow in flows:
             flow.sink.lost(reason)
-
-
-class Waiting:
-    """The sink of a guest's stream until the owner answers: keeps at most the first window."""
-
-    def __init__(self) -> None:
-        self.owner: Sink | None = None
-        self._data = bytearray()
-        self._eof: int | None = None
-
-    def replay(self, sink: Sink) -> None:
-        if self._data:
-            sink.data(memoryview(bytes(self._data)))
-        if self._eof is not None:
-            sink.eof(self._eof)
-
-    def opened(self, info: JsonObject) -> None: ...
-
-    def data(self, view: memoryview) -> None:
-        self._data += view
-
-    def eof(self, offset: int) -> None:
-        self._eof = offset
-
-    def end(self, result: JsonObject) -> None: ...
-
-    def credit(self, consumed: int, limit: int) -> None: ...
-
-    def lost(self, reason: str) -> None:
-        if self.owner is not None:
-            self.owner.lost(reason)
