@@ -1,6 +1,6 @@
 import pytest
 
-from cloche_server.channel.frames import encode_offset
+from cloche_server.channel.frames import encode_credit, encode_offset
 from cloche_server.channel.outbox import Outbox
 from cloche_server.channel.pace import (
     ANSWER_BYTES,
@@ -65,6 +65,17 @@ def test_data_after_an_answer_of_ours_is_worth_an_exchange_once() -> None:
         talk.mux.send(flow, b"answer")
         assert talk.guest("DATA", 1, b"next") == 4 + EXCHANGE_BYTES
         assert talk.guest("DATA", 1, b"more") == 4
+
+
+def test_credit_is_worth_what_it_confirms_and_no_more() -> None:
+    talk = Talk(guest_open=lambda stream, op, fields: Ear())
+    talk.guest("OPEN", 1, {"op": "connect"})
+    flow = talk.mux.flows[1]
+    talk.mux.accept(flow, {}, Ear())
+    assert talk.guest("CREDIT", 1, encode_credit(0, 1 << 20)) == 0
+    talk.mux.send(flow, bytes(100_000))
+    assert talk.guest("CREDIT", 1, encode_credit(100_000, 1 << 20)) == 100_000
+    assert talk.guest("CREDIT", 1, encode_credit(100_000, 1 << 20)) == 0
 
 
 def test_an_adopted_stream_may_be_opened_again_and_again_but_not_for_free() -> None:

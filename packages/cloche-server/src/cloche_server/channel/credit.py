@@ -29,6 +29,10 @@ class Budget:
         self.bytes_used += count
         return True
 
+    def take_to_grow(self, count: int) -> bool:
+        """For a window that grows: half stays for windows that begin, else a few busy streams would shut the rest out."""
+        return self.bytes_used + count <= self.bytes_max // 2 and self.take(count)
+
     def take_always(self, count: int) -> None:
         self.bytes_used += count
         if self._parent is not None:
@@ -80,7 +84,7 @@ class Inbound:
             return None
         if total == self.received:  # drained, and the guest used half of its window: a larger one would be used too
             growth = min(self.window, WINDOW_BYTES_MAX - self.window)
-            if growth and self._budget.take(growth):
+            if growth and self._budget.take_to_grow(growth):
                 self.window += growth
         return self.grant()
 

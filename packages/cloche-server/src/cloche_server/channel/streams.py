@@ -122,7 +122,7 @@ class Mux:
 
         That is the count of data bytes an open stream got by it, and a fixed worth for a frame that we asked for: one
         that comes once on a stream that we opened (OPENED, the first DATA, EOF, END), or data on the guest's own stream
-        after we sent something on it. A guest gets no more of those than we gave cause for.
+        after we sent something on it, and CREDIT for what we sent. A guest gets no more of those than we gave cause for.
         """
         if self._hello_awaited and kind != Kind.HELLO:
             raise ProtocolError("hello_missing", f"kind {kind} came first")
@@ -137,7 +137,10 @@ class Mux:
                 return count + self._worth(flow, count)
             return count
         if flow is not None and (take := self._stream_frames.get(kind)) is not None:
+            confirmed = flow.outbound.confirmed
             take(flow, payload)
+            if kind == Kind.CREDIT:  # it makes us send more: worth the bytes that it confirms
+                return flow.outbound.confirmed - confirmed
             if kind in _ANSWERS and not stream % 2 and not flow.adopted:  # adopted: OPENED may come again and again
                 return ANSWER_BYTES
         elif stream == 0 and (take_channel := self._channel_frames.get(kind)) is not None:
