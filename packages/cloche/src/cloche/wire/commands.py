@@ -8,11 +8,13 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from . import defaults
+from .egress import EgressRecord
 from .ends import End
 
 OnFull = Literal["end", "block", "drop_oldest"]
 Argument = Annotated[str, Field(max_length=128 * 1024)]
 ARGUMENTS_MAX: Final = 4096
+DENIALS_MAX: Final = 20
 
 
 class Terminal(BaseModel):
@@ -90,6 +92,8 @@ class Command(BaseModel):
     stdin_offset: int = 0
     """How many bytes of stdin the guest has confirmed."""
     ended: End | None = None
+    denials: Annotated[list[EgressRecord], Field(max_length=DENIALS_MAX)] = []
+    """What it tried to reach and was refused: the first of them, in order. Joined by the guest's word."""
 
 
 class CommandList(BaseModel):

@@ -19,6 +19,12 @@ TTL_S: Final = 15 * 60
 TTL_S_MAX: Final = 24 * 3600
 IDLE_TIMEOUT_S: Final = None
 EGRESS: Final = "none"
+EGRESS_CONNECTIONS: Final = 128
+EGRESS_CONNECTIONS_MAX: Final = 240
+"""A stream needs a window of 64 KiB, and a sandbox has 16 MiB of them."""
+EGRESS_ATTEMPTS_PER_S: Final = 50.0
+APPROVAL_S: Final = 120.0
+APPROVAL_SCOPE_S_MAX: Final = 600.0
 IMAGE: Final = "python:3.12-slim"
 """Where the node was given no other: its operator's choice (`CLOCHE_IMAGE`), or a prebuilt `python`, goes before."""
 

@@ -77,6 +77,20 @@ TABLE: Final[dict[str, ErrorKind]] = {
         422, "Change the line that the message names, or build with --compat.", exit_code=2
     ),
     "build_failed": _kind(422, "See what the step printed.", exit_code=1),
+    # the way out, secrets, approvals
+    "policy_refused": _kind(403, "Ask for less, or have the organisation's file (policy.yaml) offer it."),
+    "policy_invalid": _kind(400, "Correct the rule that the message names.", exit_code=2),
+    "preset_unavailable": _kind(422, "Name the hosts instead: --allow HOST, or configure the tool on the node."),
+    "interceptor_missing": _kind(
+        503, "See why it cannot be made: cloche doctor; rules without methods, paths and secrets need none."
+    ),
+    "egress_refused": _kind(403, "Allow it from outside: cloche egress allow ID HOST", exit_code=1),
+    "grant_not_found": _kind(404, "See which grants hold: cloche egress grants ID", exit_code=1),
+    "secret_not_found": _kind(404, "See which there are: cloche secret ls"),
+    "secret_unavailable": _kind(502, "Set it again, or repair where it comes from: cloche secret set NAME --from …"),
+    "approval_not_found": _kind(404, "See what waits: cloche approvals"),
+    "approval_over": _kind(409, "It was answered, or its time is over; the program can try again."),
+    "approval_scope_refused": _kind(403, "Approve this one action, or have the organisation's file enable scopes."),
     # inside the guest
     "path_not_found": _kind(404, "Look at what is there: cloche exec ID -- ls -la", exit_code=1),
     "permission_denied": _kind(403, "Ask as another user (user='root'), or change its mode.", exit_code=1),

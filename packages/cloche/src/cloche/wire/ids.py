@@ -9,11 +9,19 @@ import re
 import secrets
 from typing import Final, Literal
 
-Kind = Literal["sandbox", "command", "lineage", "tenant", "event"]
+Kind = Literal["sandbox", "command", "lineage", "tenant", "event", "grant", "approval"]
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 LENGTH: Final = 20
-LETTERS: Final[dict[Kind, str]] = {"sandbox": "s", "command": "c", "lineage": "l", "tenant": "t", "event": "e"}
+LETTERS: Final[dict[Kind, str]] = {
+    "sandbox": "s",
+    "command": "c",
+    "lineage": "l",
+    "tenant": "t",
+    "event": "e",
+    "grant": "g",
+    "approval": "a",
+}
 LOCAL_CELL: Final = "loc"
 DEFAULT_TENANT: Final = "t" + LOCAL_CELL + "0" * 16
 PATTERN: Final = re.compile(r"[a-z][a-z0-9]{19}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from .egress import Asked
 
 
 class ImageConfig(BaseModel):
@@ -152,3 +154,5 @@ class BuildOptions(BaseModel):
     """Run buildah inside a sandbox instead of Cloche's own interpreter."""
     memory_bytes: int | None = Field(default=None, gt=0)
     disk_bytes: int | None = Field(default=None, gt=0)
+    egress: Annotated[list[Asked], Field(max_length=256)] = []
+    """What its RUN steps may reach."""

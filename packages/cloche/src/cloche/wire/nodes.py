@@ -19,6 +19,8 @@ class NodeView(BaseModel):
     state_dir: str
     default_image: str | None = None
     """What a sandbox runs whose caller names none."""
+    interceptor: str = ""
+    """`ready`, `not made` (at first need, which takes half a minute), or why this node can have none."""
     uptime_s: float
     sandboxes_running: int
     generation: int

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from . import defaults
 from .commands import ARGUMENTS_MAX, Argument, FirstCommand
+from .egress import Asked, EgressLimits, EgressView
 from .ends import End
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -54,6 +55,11 @@ class CreateSandbox(BaseModel):
     workdir: str | None = Field(default=None, max_length=4096)
     privileges: Privileges = "none"
     noexec_tmp: bool = False
+    egress: Annotated[list[Asked], Field(max_length=256)] = []
+    """What it may reach. Empty: nothing but what the organisation's file allows to all."""
+    secrets: Annotated[list[EnvName], Field(max_length=64)] = []
+    """Names of secrets that the operator has bound. Inside, a variable of that name holds a placeholder."""
+    egress_limits: EgressLimits = EgressLimits()
     command: FirstCommand | None = None
     """A first command, started in the same step: saves one round trip. Without `argv` it is the image's own."""
     end_with_command: bool = False
@@ -125,6 +131,7 @@ class Sandbox(BaseModel):
     ended: End | None = None
     first_command: str | None = None
     """The id of the command given at create, if any."""
+    egress: EgressView = EgressView()
 
 
 class SandboxList(BaseModel):
