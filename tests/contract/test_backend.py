@@ -321,7 +321,7 @@ async def test_the_death_of_the_engine(house: House, oom_kills: int, reason: End
 
 @pytest.mark.req("EXE-5")
 async def test_an_agent_that_stops_answering(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module, "PONG_S", 0.05)
+    monkeypatch.setattr("cloche_server.node.liveness.PONG_S", 0.05)
     made = await house.create()
     live = house.node.roster.live[made.id]
     os.kill(_agent_of(house, made.id), signal.SIGSTOP)

@@ -1,9 +1,10 @@
 //! `bind`: this sandbox's name, randomness and mounts, before its first command and again after a restore.
 
+use crate::context::Config;
+use crate::egress::listeners::RESOLVER_ADDRESS;
 use crate::failure::{During, Failure, Outcome};
 use crate::json::{list, Object};
 use crate::poller::check;
-use crate::serve::Config;
 use crate::wire::{self, Text};
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -11,9 +12,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 
-const OWN: &str = "/run/cloche";
+pub const OWN: &str = "/run/cloche";
 const ENTROPY_BYTES_MAX: usize = 4_096;
-const RESOLV_CONF: &str = "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n";
+/// Certificates go there too (`trust`); unused, it costs nothing.
+const OWN_OPTIONS: &str = "size=16m,mode=0755";
 
 /// What earlier binds did: a restored sandbox is bound again and must not pile up mounts.
 #[derive(Default)]
@@ -34,14 +36,19 @@ pub fn mount(source: &str, target: &str, kind: &str, flags: libc::c_ulong, data:
 }
 
 /// A bind takes its flags only in a second call.
-fn bind_with(source: &str, target: &str, flags: libc::c_ulong) -> io::Result<()> {
+pub fn bind_with(source: &str, target: &str, flags: libc::c_ulong) -> io::Result<()> {
     mount(source, target, "", libc::MS_BIND, "")?;
     mount("", target, "", libc::MS_BIND | libc::MS_REMOUNT | flags, "")
 }
 
 /// The answer for END.
-pub fn run(ask: &wire::Bind, config: &mut Config, bound: &mut Bound, mounts: bool) -> Outcome<String> {
-    let mut warnings = Vec::new();
+pub fn run(
+    ask: &wire::Bind,
+    config: &mut Config,
+    bound: &mut Bound,
+    mounts: bool,
+    mut warnings: Vec<String>,
+) -> Outcome<String> {
     let mut note = |what: &str, result: io::Result<()>| {
         if let Err(error) = result {
             warnings.push(format!("{what}: {error}"));
@@ -113,24 +120,32 @@ fn set_clock(time_ns: u64) -> io::Result<()> {
     Ok(rustix::time::clock_settime(rustix::time::ClockId::Realtime, time)?)
 }
 
-fn identity_files(ask: &wire::Bind, bound: &mut Bound, note: &mut dyn FnMut(&str, io::Result<()>)) {
+/// Made once, over whatever an image has there.
+pub fn own_folder(bound: &mut Bound) -> io::Result<()> {
     if !bound.own {
-        let made = fs::create_dir_all(OWN).and_then(|()| {
-            mount("tmpfs", OWN, "tmpfs", libc::MS_NOSUID | libc::MS_NODEV, "size=1m,mode=0755")
-        });
-        bound.own = made.is_ok();
-        note(OWN, made);
-        if !bound.own {
-            return;
-        }
+        fs::create_dir_all(OWN)?;
+        mount("tmpfs", OWN, "tmpfs", libc::MS_NOSUID | libc::MS_NODEV, OWN_OPTIONS)?;
+        bound.own = true;
+    }
+    Ok(())
+}
+
+fn identity_files(ask: &wire::Bind, bound: &mut Bound, note: &mut dyn FnMut(&str, io::Result<()>)) {
+    let made = own_folder(bound);
+    let failed = made.is_err();
+    note(OWN, made);
+    if failed {
+        return;
     }
     let name = ask.hostname.as_deref().unwrap_or("sandbox");
     let boot_id = boot_id(ask.machine_id.as_deref());
+    let resolver = ask.egress.as_ref().map_or("127.0.0.1".into(), |_| RESOLVER_ADDRESS.ip().to_string());
+    let resolv_conf = format!("nameserver {resolver}\noptions timeout:1 attempts:1\n");
     let files: [(&'static str, Option<String>); 5] = [
         ("/etc/hostname", ask.hostname.as_ref().map(|name| format!("{name}\n"))),
         ("/etc/hosts", Some(format!("127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost\n"))),
         ("/etc/machine-id", ask.machine_id.as_ref().map(|id| format!("{id}\n"))),
-        ("/etc/resolv.conf", Some(RESOLV_CONF.into())),
+        ("/etc/resolv.conf", Some(resolv_conf)),
         ("/proc/sys/kernel/random/boot_id", Some(boot_id)),
     ];
     for (target, content) in files {

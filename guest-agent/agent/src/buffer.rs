@@ -69,6 +69,14 @@ impl Bytes {
         }
     }
 
+    /// Bytes that went by without being kept; only when nothing else is.
+    pub fn pass(&mut self, count: usize) {
+        debug_assert!(self.is_empty());
+        self.end += count as u64;
+        self.start = self.end;
+        self.base = self.end;
+    }
+
     /// Contiguous bytes at `offset`, which lies in `start..=end`; empty only at the end.
     pub fn at(&self, offset: u64) -> &[u8] {
         debug_assert!(self.start <= offset && offset <= self.end);
@@ -169,6 +177,10 @@ mod tests {
         assert!(bytes.is_empty());
         bytes.append(b"more", &mut pool);
         assert_eq!((bytes.start(), read(&bytes, 200_003, 9)), (200_003, b"more".to_vec()));
+        bytes.release(200_007, &mut pool);
+        bytes.pass(3);
+        bytes.append(b"after", &mut pool);
+        assert_eq!((bytes.start(), read(&bytes, 200_010, 9)), (200_010, b"after".to_vec()));
     }
 
     #[test]

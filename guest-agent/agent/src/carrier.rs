@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 pub const READ_BYTES_MIN: usize = 16_384;
-pub const READ_BYTES_MAX: usize = 262_144;
+pub const READ_BYTES_MAX: usize = 524_288;
 const SOCKET_BUFFER_BYTES: i32 = 1 << 20;
 const RETRY_FIRST: Duration = Duration::from_millis(2);
 const RETRY_MAX: Duration = Duration::from_millis(50);

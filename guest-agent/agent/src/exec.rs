@@ -1,11 +1,11 @@
 //! `exec`: from OPEN to a running command, and from its exit to END.
 
 use crate::child::{self, Launch};
+use crate::context::Context;
 use crate::failure::{Failure, Outcome};
 use crate::json::Object;
 use crate::operation::{Command, Exit, Operation, Role, Task};
 use crate::pty::{self, Pty};
-use crate::serve::Context;
 use crate::users::Identity;
 use crate::wire::{self, Text};
 use cloche_protocol::limits::PACKAGE_INSTALL_CAPABILITIES;

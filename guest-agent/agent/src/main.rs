@@ -12,15 +12,18 @@ use std::ffi::{c_char, c_int, CStr};
 struct Options {
     carrier: Option<String>,
     mounts: bool,
+    egress: bool,
 }
 
 fn options(arguments: &[String]) -> Result<Options, String> {
-    let mut options = Options { carrier: None, mounts: true };
+    let mut options = Options { carrier: None, mounts: true, egress: true };
     let mut arguments = arguments.iter().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--carrier" => options.carrier = Some(arguments.next().ok_or("--carrier needs a path")?.clone()),
-            "--no-mounts" => options.mounts = false,
+            // For tests: an ordinary process of some machine, whose files and addresses are not ours.
+            "--no-mounts" => (options.mounts, options.egress) = (false, false),
+            "--egress" => options.egress = true,
             other => return Err(format!("unknown option {other:?}")),
         }
     }
@@ -29,13 +32,14 @@ fn options(arguments: &[String]) -> Result<Options, String> {
 
 fn run(machine: bool, arguments: &[String]) -> Result<(), String> {
     // The kernel hands /init words of its command line that are not ours.
-    let options = if machine { Options { carrier: None, mounts: true } } else { options(arguments)? };
+    let options = if machine { options(&[])? } else { options(arguments)? };
     let carrier = match &options.carrier {
         _ if machine => microvm::prepare()?,
         Some(path) => Carrier::open(path).map_err(|error| format!("{path}: {error}"))?,
         None => Carrier::from_stdin().map_err(|error| format!("standard input: {error}"))?,
     };
-    let mut agent = Agent::new(carrier, options.mounts).map_err(|error| format!("start: {error}"))?;
+    let mut agent =
+        Agent::new(carrier, options.mounts, options.egress).map_err(|error| format!("start: {error}"))?;
     let result = agent.run().map_err(|error| format!("carrier: {error}"));
     agent.kill_all();
     result

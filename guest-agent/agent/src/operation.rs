@@ -1,5 +1,6 @@
 //! What a stream asked for, while it runs: its descriptors and what must happen before END.
 
+use crate::egress::trust::Trust;
 use crate::exec::boot_clock_ns;
 use crate::poller::{Poller, Want, Watched};
 use std::os::fd::OwnedFd;
@@ -85,6 +86,7 @@ pub enum Task {
     Command(Command),
     Worker(Worker),
     Port(Port),
+    Trust(Trust),
 }
 
 /// One direction to the host, and the stream that carries it.

@@ -23,6 +23,34 @@ impl Outbox {
         self.ends.push_back(self.bytes.len());
     }
 
+    /// A frame whose payload `read` puts into the room given to it; none, if it puts nothing there.
+    ///
+    /// # Safety
+    /// `read` must have written as many bytes from the pointer on as it says, at most `most`.
+    pub unsafe fn push_read<T>(
+        &mut self,
+        kind: Kind,
+        stream: u32,
+        most: usize,
+        read: impl FnOnce(*mut u8) -> (usize, T),
+    ) -> (usize, T) {
+        let begin = self.bytes.len();
+        let mut done = None;
+        encode_with(kind, stream, &mut self.bytes, |bytes| {
+            bytes.reserve(most);
+            let (count, result) = read(bytes.spare_capacity_mut().as_mut_ptr().cast());
+            assert!(count <= most);
+            bytes.set_len(bytes.len() + count);
+            done = Some((count, result));
+        });
+        let (count, result) = done.expect("encode_with calls it");
+        match count {
+            0 => self.bytes.truncate(begin),
+            _ => self.ends.push_back(self.bytes.len()),
+        }
+        (count, result)
+    }
+
     pub fn pending(&self) -> &[u8] {
         &self.bytes[self.written..]
     }

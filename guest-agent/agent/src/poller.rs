@@ -9,11 +9,13 @@ const EVENTS_PER_TURN_MAX: usize = 64;
 
 pub struct Poller(OwnedFd);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Want {
     Read,
     Write,
     Both,
+    /// Only to hear that the other side is gone.
+    Nothing,
 }
 
 impl Want {
@@ -22,6 +24,7 @@ impl Want {
             Want::Read => libc::EPOLLIN,
             Want::Write => libc::EPOLLOUT,
             Want::Both => libc::EPOLLIN | libc::EPOLLOUT,
+            Want::Nothing => 0,
         }) as u32
     }
 }
@@ -33,6 +36,7 @@ pub struct Ready {
     pub read: bool,
     pub write: bool,
     pub hung_up: bool,
+    pub failed: bool,
 }
 
 impl Poller {
@@ -78,6 +82,7 @@ impl Poller {
                 read: has(flags, libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR),
                 write: has(flags, libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP),
                 hung_up: has(flags, libc::EPOLLHUP),
+                failed: has(flags, libc::EPOLLERR),
             }
         }));
     }

@@ -92,6 +92,9 @@ impl Agent {
             return;
         }
         let Some(operation) = self.operations.get_mut(&id) else { return };
+        if let Task::Trust(_) = operation.task {
+            return self.take_trust(id);
+        }
         let Some(input) = &mut operation.input else { return self.session.drop_input(id) };
         loop {
             let bytes = self.session.input(id);
@@ -218,7 +221,7 @@ impl Agent {
             }
             // Its number may soon be another process's.
             Task::Worker(worker) => worker.pid = None,
-            Task::Port(_) => {}
+            Task::Port(_) | Task::Trust(_) => {}
         }
         self.settle(id);
     }
@@ -269,6 +272,7 @@ impl Agent {
             },
             Task::Port(_) if operation.input.is_some() => return,
             Task::Port(_) => self.port_end(id),
+            Task::Trust(_) => return,
         };
         self.session.end(id, end);
         self.drop_operation(id);

@@ -1,5 +1,6 @@
 //! RESET, STATE, RESUME: a new peer finds its place.
 
+use crate::guest::is_guests;
 use crate::json::Object;
 use crate::session::{Event, Session};
 use crate::stream::Stream;
@@ -23,9 +24,10 @@ struct Position {
 
 impl Session {
     /// The frame being written is finished, whole queued frames are dropped (their data is kept by offset).
-    pub(crate) fn on_reset(&mut self, frame: &Frame<'_>) {
+    pub(crate) fn on_reset(&mut self, frame: &Frame<'_>, events: &mut Vec<Event>) {
         let Ok(nonce) = <[u8; NONCE_BYTES]>::try_from(frame.payload) else { return };
         self.silent = Some(nonce);
+        self.drop_guests(events);
         self.out.drop_unwritten();
         let state = self.state();
         self.out.push_with(Kind::State, 0, |payload| {
@@ -36,13 +38,14 @@ impl Session {
 
     fn state(&self) -> String {
         let mut streams = Object::new();
+        // The guest's own streams are gone by now.
         for (id, stream) in &self.streams {
             streams.raw_in_place(&id.to_string(), &entry(stream));
         }
         Object::new()
             .raw("streams", &streams.finish())
             .number("highest_host", self.highest_host)
-            .number("highest_guest", 0u32)
+            .number("highest_guest", self.guest.highest)
             .raw("hello", &self.hello)
             .finish()
     }
@@ -54,14 +57,17 @@ impl Session {
         }
         let Ok(resume) = serde_json::from_slice::<Resume>(json) else { return };
         let sane = resume.streams.iter().all(|(id, position)| match self.streams.get(id) {
-            Some(s) => s.send.bytes.start() <= position.logged && position.logged <= s.send.sent,
-            None => false,
+            Some(s) if !is_guests(*id) => {
+                s.send.bytes.start() <= position.logged && position.logged <= s.send.sent
+            }
+            _ => false,
         });
         if !sane {
             return;
         }
         self.silent = None;
-        let ids: Vec<u32> = self.streams.keys().copied().collect();
+        // Streams that the guest opened since RESET are for this host.
+        let ids: Vec<u32> = self.streams.keys().copied().filter(|id| !is_guests(*id)).collect();
         for id in ids {
             match resume.streams.get(&id).filter(|_| !resume.close.contains(&id)) {
                 Some(position) => self.rewind(id, position.logged),

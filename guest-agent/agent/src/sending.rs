@@ -1,10 +1,11 @@
 //! What a session sends next, and whether that can wait.
 
+use crate::guest::is_guests;
 use crate::session::Session;
 use cloche_protocol::Kind;
 
 /// Sent in one write: throughput goes with the bytes of a write, not with the size of a frame.
-const FLUSH_BYTES: usize = 262_144;
+pub const FLUSH_BYTES: usize = 524_288;
 
 impl Session {
     /// Appends frames until there is a write's worth or nothing is left.
@@ -12,6 +13,7 @@ impl Session {
         if self.silent.is_some() {
             return;
         }
+        self.send_opens();
         while self.out.pending().len() < FLUSH_BYTES {
             let next =
                 self.ready.range(self.cursor.saturating_add(1)..).next().or(self.ready.first()).copied();
@@ -33,7 +35,7 @@ impl Session {
     }
 
     fn emit(&mut self, id: u32) -> bool {
-        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.over) else { return false };
         if let (Some(opened), false) = (&stream.opened, stream.opened_sent) {
             self.out.push(Kind::Opened, id, opened);
             stream.opened_sent = true;
@@ -41,7 +43,13 @@ impl Session {
         if stream.opened.is_some() && stream.parent.is_none() {
             stream.receive.emit(id, &mut self.out);
         }
-        if stream.send.emit(id, &mut self.out) {
+        let more = stream.send.emit(id, &mut self.out);
+        if is_guests(id) {
+            let before = stream.send.bytes.len();
+            stream.send.bytes.release(stream.send.sent, &mut self.pool);
+            self.held -= before - stream.send.bytes.len();
+        }
+        if more {
             return true;
         }
         if let (Some(parent), true) = (stream.parent, stream.send.eof_sent) {

@@ -2,14 +2,16 @@
 
 use crate::bind::{self, Bound};
 use crate::carrier::{Carrier, Received, READ_BYTES_MAX, READ_BYTES_MIN};
-use crate::child::Stack;
+use crate::context::Context;
+use crate::egress::trust::Trusted;
+use crate::egress::{self, Egress};
 use crate::failure::{Failure, Outcome};
+use crate::guest::is_guests;
 use crate::json::{list, Object};
 use crate::operation::{of_token, Exit, Operation, Role, Task, Worker};
 use crate::poller::{check, Poller, Ready, Want};
-use crate::rights::{harden, Rights};
+use crate::rights::harden;
 use crate::session::{Event, Session};
-use crate::users::Users;
 use crate::wire;
 use crate::{exec, port, stats, worker};
 use cloche_protocol::limits::{GENERATION, OPS};
@@ -28,51 +30,6 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
 /// command starts takes the processor from the command; a quick one says all it has to say in one write.
 const OPENED_PATIENCE: Duration = Duration::from_millis(5);
 
-/// What `bind` said, for all later commands.
-#[derive(Default)]
-pub struct Config {
-    pub env: BTreeMap<Vec<u8>, Vec<u8>>,
-    pub user: String,
-    pub limits: wire::Limits,
-}
-
-/// What operations need to start.
-pub struct Context {
-    pub config: Config,
-    pub rights: Rights,
-    pub stack: Stack,
-    nothing: Option<OwnedFd>,
-    users: Option<(Stamp, Users)>,
-}
-
-type Stamp = [Option<(u64, i64, i64, i64)>; 2];
-
-impl Context {
-    /// An empty stdin, opened once.
-    pub fn nothing(&mut self) -> Outcome<OwnedFd> {
-        if self.nothing.is_none() {
-            let null = std::fs::File::open("/dev/null").map(OwnedFd::from);
-            // An image may lack /dev/null; a pipe without a writer reads the same.
-            self.nothing = Some(
-                null.or_else(|_| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map(|p| p.0))?,
-            );
-        }
-        Ok(self.nothing.as_ref().expect("just set").try_clone()?)
-    }
-
-    /// Users as the files say now; read again only when one of them changed.
-    pub fn users(&mut self) -> &Users {
-        let stamp = ["/etc/passwd", "/etc/group"].map(|path| {
-            let s = rustix::fs::stat(path).ok()?;
-            Some((s.st_ino, s.st_size, s.st_mtime as i64, s.st_mtime_nsec as i64))
-        });
-        if self.users.as_ref().is_none_or(|(known, _)| *known != stamp) {
-            self.users = Some((stamp, Users::read()));
-        }
-        &self.users.as_ref().expect("just set").1
-    }
-}
-
 pub struct Agent {
     pub(crate) session: Session,
     pub(crate) poller: Poller,
@@ -82,6 +39,10 @@ pub struct Agent {
     pub(crate) draining: BTreeSet<u32>,
     pub(crate) context: Context,
     pub(crate) scratch: Vec<u8>,
+    pub(crate) egress: Egress,
+    pub(crate) bound: Bound,
+    pub(crate) trusted: Trusted,
+    pub(crate) mounts: bool,
     decoder: Decoder,
     /// What one receive asks for: small until the host sends much, because every page of a buffer costs a fault.
     read_bytes: usize,
@@ -89,8 +50,6 @@ pub struct Agent {
     just_opened: Option<u32>,
     carrier: Carrier,
     signals: OwnedFd,
-    bound: Bound,
-    mounts: bool,
     carrier_rests_until: Option<Instant>,
     stop_at: Option<Instant>,
 }
@@ -124,7 +83,7 @@ fn signals() -> io::Result<OwnedFd> {
 
 impl Agent {
     /// HELLO leaves here, before anything else that takes time.
-    pub fn new(mut carrier: Carrier, mounts: bool) -> io::Result<Self> {
+    pub fn new(mut carrier: Carrier, mounts: bool, egress: bool) -> io::Result<Self> {
         if mounts {
             // A dummy mount that exists only to make gVisor choose a disk layer. Before HELLO, because after it
             // the host ends the process behind that mount, and then even its name cannot be resolved.
@@ -138,22 +97,23 @@ impl Agent {
         let rights = harden();
         let poller = Poller::new()?;
         poller.add(signals.as_raw_fd(), Want::Read, SIGNALS)?;
-        let config = Config { user: "0".into(), ..Config::default() };
         Ok(Agent {
             session,
             poller,
             operations: BTreeMap::new(),
             by_pid: BTreeMap::new(),
             draining: BTreeSet::new(),
-            context: Context { config, rights, stack: Stack::default(), nothing: None, users: None },
+            context: Context::new(rights),
             scratch: Vec::new(),
+            egress: Egress::new(egress),
+            bound: Bound::default(),
+            trusted: Trusted::default(),
+            mounts,
             decoder: Decoder::new(),
             read_bytes: READ_BYTES_MIN,
             just_opened: None,
             carrier,
             signals,
-            bound: Bound::default(),
-            mounts,
             carrier_rests_until: None,
             stop_at: None,
         })
@@ -180,6 +140,7 @@ impl Agent {
                         }
                     }
                     SIGNALS => self.reap(),
+                    token if egress::is_ours(token) => self.on_egress(one),
                     token => self.on_operation(token),
                 }
             }
@@ -208,7 +169,8 @@ impl Agent {
             Task::Command(command) => command.quiet_at,
             _ => None,
         });
-        let next = quiet.chain(self.carrier_rests_until).chain(self.stop_at).min()?;
+        let own = self.carrier_rests_until.into_iter().chain(self.stop_at).chain(self.egress_due());
+        let next = quiet.chain(own).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -220,6 +182,7 @@ impl Agent {
         if !self.draining.is_empty() {
             self.stop_waiting_for_output(now());
         }
+        self.egress_on_time();
     }
 
     /// False: the host is gone for good.
@@ -249,7 +212,10 @@ impl Agent {
             match self.decoder.next() {
                 None => return,
                 Some(Err(_)) => continue,
-                Some(Ok(frame)) => self.session.handle(frame, &mut events),
+                Some(Ok(frame)) => {
+                    let frame = self.egress.hand_over(frame, &mut self.session);
+                    self.session.handle(frame, &mut events);
+                }
             }
             for event in events.drain(..) {
                 self.on_event(event);
@@ -260,6 +226,10 @@ impl Agent {
     fn on_event(&mut self, event: Event) {
         match event {
             Event::Open { stream, payload } => self.on_open(stream, &payload),
+            Event::Ended { .. } => self.on_guest_event(event),
+            Event::Input(stream) | Event::Room(stream) | Event::Close(stream) if is_guests(stream) => {
+                self.on_guest_event(event);
+            }
             Event::Input(stream) => self.take_input(stream),
             Event::Room(stream) => self.arm_outputs(stream),
             Event::Tell { stream, payload } => self.on_tell(stream, &payload),
@@ -299,8 +269,11 @@ impl Agent {
         }
         let outcome = match head.op.as_str() {
             "bind" => wire::parse(payload)
-                .and_then(|ask| bind::run(&ask, &mut self.context.config, &mut self.bound, self.mounts))
+                .and_then(|ask| self.bind(&ask))
                 .map(|end| self.session.end(stream, end.into_bytes())),
+            "trust" => wire::parse(payload)
+                .and_then(|ask| egress::trust::start(&ask))
+                .map(|operation| self.admit_trust(stream, operation)),
             "exec" => wire::parse(payload).and_then(|ask| self.exec(stream, head.stderr_stream, &ask)),
             "stats" => {
                 let commands =
@@ -325,7 +298,16 @@ impl Agent {
         }
     }
 
+    fn bind(&mut self, ask: &wire::Bind) -> Outcome<String> {
+        let warnings =
+            ask.egress.as_ref().map_or_else(Vec::new, |egress| self.start_egress(egress.proxy_port));
+        bind::run(ask, &mut self.context.config, &mut self.bound, self.mounts, warnings)
+    }
+
     fn exec(&mut self, stream: u32, stderr: Option<u32>, ask: &wire::Exec) -> Outcome<()> {
+        if let Some(slot) = ask.proxy_slot {
+            self.open_slot(slot);
+        }
         let operation = exec::start(&mut self.context, stream, stderr, ask)?;
         if let Task::Command(command) = &operation.task {
             self.by_pid.insert(command.pid, stream);

@@ -4,6 +4,7 @@
 //! re-attach (`reattach.rs`) only moves positions back.
 
 use crate::buffer::Pool;
+use crate::guest::{is_guests, Guest};
 use crate::outbox::Outbox;
 use crate::stream::Stream;
 use cloche_protocol::limits::*;
@@ -33,12 +34,18 @@ pub enum Event {
     Forget(u32),
     /// The host gave the stream up at a re-attach: stop it.
     Close(u32),
+    /// The host ended a stream of ours.
+    Ended {
+        stream: u32,
+        payload: Vec<u8>,
+    },
 }
 
 #[derive(Default)]
 pub struct Session {
     pub(crate) streams: BTreeMap<u32, Stream>,
     pub(crate) highest_host: u32,
+    pub(crate) guest: Guest,
     /// Between RESET and RESUME: the nonce to wait for.
     pub(crate) silent: Option<[u8; NONCE_BYTES]>,
     pub(crate) ready: BTreeSet<u32>,
@@ -61,7 +68,7 @@ impl Session {
 
     pub fn handle(&mut self, frame: Frame<'_>, events: &mut Vec<Event>) {
         match frame.kind {
-            Kind::Reset => return self.on_reset(&frame),
+            Kind::Reset => return self.on_reset(&frame, events),
             Kind::Resume => return self.on_resume(&frame, events),
             _ if self.silent.is_some() => return,
             _ => {}
@@ -73,6 +80,7 @@ impl Session {
             Kind::Eof => self.on_eof(&frame, events),
             Kind::Credit => self.on_credit(&frame, events),
             Kind::Confirm => self.on_confirm(id, events),
+            Kind::End => self.on_end(&frame, events),
             Kind::Ping => self.on_ping(&frame),
             Kind::Abort if self.runs(id) => events.push(Event::Abort(id)),
             Kind::Tell if self.runs(id) => {
@@ -84,7 +92,7 @@ impl Session {
     }
 
     fn runs(&self, id: u32) -> bool {
-        self.streams.get(&id).is_some_and(|s| s.end.is_none() && s.parent.is_none())
+        !is_guests(id) && self.streams.get(&id).is_some_and(|s| s.end.is_none() && s.parent.is_none())
     }
 
     fn on_open(&mut self, frame: &Frame<'_>, events: &mut Vec<Event>) {
@@ -101,7 +109,8 @@ impl Session {
     /// A new stream; false: there are too many, and the caller refuses it.
     pub fn open(&mut self, id: u32, op: &str, command: Option<&str>, stderr: Option<u32>) -> bool {
         self.highest_host = self.highest_host.max(id).max(stderr.unwrap_or(0));
-        if self.streams.len() + 1 + usize::from(stderr.is_some()) > STREAMS_PER_OPENER_MAX {
+        let hosts = self.streams.keys().filter(|id| !is_guests(**id)).count();
+        if hosts + 1 + usize::from(stderr.is_some()) > STREAMS_PER_OPENER_MAX {
             return false;
         }
         let mut stream = Stream::new(op, command);
@@ -115,7 +124,7 @@ impl Session {
         true
     }
 
-    fn insert(&mut self, id: u32, stream: Stream) {
+    pub(crate) fn insert(&mut self, id: u32, stream: Stream) {
         self.receive_windows += stream.receive.window;
         self.streams.insert(id, stream);
     }
@@ -159,7 +168,7 @@ impl Session {
     }
 
     fn on_data(&mut self, frame: &Frame<'_>, events: &mut Vec<Event>) {
-        let Some(stream) = self.streams.get_mut(&frame.stream) else { return };
+        let Some(stream) = self.streams.get_mut(&frame.stream).filter(|s| !s.over) else { return };
         let receive = &mut stream.receive;
         let end = receive.received() + frame.payload.len() as u64;
         if receive.eof || end > receive.limit_told || frame.payload.is_empty() {
@@ -192,7 +201,9 @@ impl Session {
         let Ok(limit) = limit.try_into().map(u64::from_le_bytes) else { return };
         let consumed = u64::from_le_bytes(*consumed);
         let send = &mut stream.send;
-        if consumed > send.sent || consumed < send.bytes.start() || limit < send.limit {
+        // What we sent on a stream of ours is kept by nobody, whatever the host has taken.
+        let known = is_guests(frame.stream) || consumed >= send.bytes.start();
+        if consumed > send.sent || !known || limit < send.limit {
             return;
         }
         // However much the host offers, a window is at most 1 MiB of our memory.
@@ -209,7 +220,7 @@ impl Session {
     }
 
     fn on_confirm(&mut self, id: u32, events: &mut Vec<Event>) {
-        if self.streams.get(&id).is_some_and(|stream| stream.end_sent) {
+        if !is_guests(id) && self.streams.get(&id).is_some_and(|stream| stream.end_sent) {
             self.remove(id);
             events.push(Event::Forget(id));
         }
@@ -324,6 +335,13 @@ impl Session {
         let receive = &mut stream.receive;
         receive.bytes.release(receive.bytes.start() + count as u64, &mut self.pool);
         self.held -= count;
+        self.took(id);
+    }
+
+    /// The window grows while it is drained.
+    pub(crate) fn took(&mut self, id: u32) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let receive = &mut stream.receive;
         let growth = receive.window.min(WINDOW_BYTES_MAX - receive.window);
         let drained = receive.bytes.is_empty() && receive.received() >= receive.window;
         if drained && self.receive_windows + growth <= RECEIVE_WINDOWS_MAX {

@@ -1,6 +1,7 @@
 //! One stream: what it may send, what it has received, how far its life is.
 
 use crate::buffer::{Bytes, Pool};
+use crate::guest::is_guests;
 use crate::outbox::Outbox;
 use cloche_protocol::limits::{PAYLOAD_BYTES_MAX, WINDOW_BYTES_START};
 use cloche_protocol::Kind;
@@ -17,6 +18,8 @@ pub struct Stream {
     pub receive: Receive,
     pub end: Option<Vec<u8>>,
     pub end_sent: bool,
+    /// Of a stream that the guest opened: the host ended it.
+    pub over: bool,
 }
 
 /// Guest → host.
@@ -70,6 +73,7 @@ impl Stream {
             },
             end: None,
             end_sent: false,
+            over: false,
         }
     }
 
@@ -121,8 +125,9 @@ impl Receive {
     pub fn emit(&mut self, id: u32, out: &mut Outbox) {
         let (consumed, limit) = (self.received(), self.bytes.start() + self.window);
         let more = limit.saturating_sub(self.limit_told);
-        let news =
-            consumed > self.consumed_told || more >= self.window / 4 || (more > 0 && self.bytes.is_empty());
+        // On a stream of the guest's nobody waits to hear what was consumed: only room is news, and only much of it.
+        let heard = !is_guests(id) && (consumed > self.consumed_told || (more > 0 && self.bytes.is_empty()));
+        let news = heard || more >= self.window / 4;
         if self.eof && consumed == self.consumed_told && !self.tell_again {
             return;
         }

@@ -90,6 +90,30 @@ pub struct Bind {
     pub writable: Option<Vec<Text>>,
     pub limits: Option<Limits>,
     pub user: Option<String>,
+    /// Absent: the sandbox has no way out, and nothing listens for one.
+    pub egress: Option<Egress>,
+}
+
+#[derive(Derive)]
+pub struct Egress {
+    pub proxy_port: u16,
+}
+
+#[derive(Derive)]
+pub struct Trust {
+    pub name: String,
+}
+
+/// END of a stream that the guest opened.
+#[derive(Derive)]
+pub struct End {
+    pub ok: Option<EndOk>,
+}
+
+#[derive(Derive)]
+pub struct EndOk {
+    #[serde(default)]
+    pub ports: Vec<u16>,
 }
 
 #[derive(Derive)]
@@ -113,6 +137,8 @@ pub struct Exec {
     pub pty: Option<Pty>,
     pub privileges: Option<String>,
     pub umask: Option<u32>,
+    /// Which proxy address the command's env names.
+    pub proxy_slot: Option<u8>,
 }
 
 #[derive(Derive)]

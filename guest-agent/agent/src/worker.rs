@@ -5,11 +5,12 @@
 //! (OPENED) and a line `E{…}` at its end (END).
 
 use crate::child::{default_signals, surrender};
+use crate::context::Context;
 use crate::exec::capabilities;
 use crate::failure::{Failure, Outcome};
 use crate::operation::{token, Operation, Role, Task, Worker};
 use crate::poller::{check, Want, Watched};
-use crate::serve::{ok, Context};
+use crate::serve::ok;
 use crate::users::Users;
 use crate::{files, folders, tree_read, tree_write, watch, wire};
 use serde::Deserialize;

@@ -1,86 +1,10 @@
 //! The session's rules as transcripts: frames in, frames out, no descriptors.
 
-use cloche_guest::session::{Event, Session};
-use cloche_protocol::{encode, Decoder, Frame, Kind};
+mod transcript;
 
-const NONCE: [u8; 16] = [7; 16];
-
-struct Host {
-    session: Session,
-    decoder: Decoder,
-    events: Vec<Event>,
-}
-
-impl Host {
-    fn new() -> Self {
-        let mut host = Host { session: Session::new("{}".into()), decoder: Decoder::new(), events: vec![] };
-        assert_eq!(host.read(), ["HELLO 0 {}"]);
-        host
-    }
-
-    fn send(&mut self, kind: Kind, stream: u32, payload: &[u8]) -> Vec<Event> {
-        self.session.handle(Frame { kind, stream, payload }, &mut self.events);
-        std::mem::take(&mut self.events)
-    }
-
-    /// OPEN, accepted as the loop would.
-    fn open(&mut self, id: u32, op: &str, stderr: Option<u32>) {
-        let events = self.send(Kind::Open, id, b"{}");
-        assert_eq!(events, [Event::Open { stream: id, payload: b"{}".to_vec() }]);
-        assert!(self.session.open(id, op, Some("c1"), stderr));
-    }
-
-    fn credit(&mut self, id: u32, consumed: u64, limit: u64) -> Vec<Event> {
-        let payload = [consumed.to_le_bytes(), limit.to_le_bytes()].concat();
-        self.send(Kind::Credit, id, &payload)
-    }
-
-    fn eof(&mut self, id: u32, offset: u64) -> Vec<Event> {
-        self.send(Kind::Eof, id, &offset.to_le_bytes())
-    }
-
-    fn with_nonce(&mut self, kind: Kind, json: &str) -> Vec<Event> {
-        self.send(kind, 0, &[&NONCE[..], json.as_bytes()].concat())
-    }
-
-    /// Everything the guest has to say, one text a frame.
-    fn read(&mut self) -> Vec<String> {
-        let mut seen = Vec::new();
-        loop {
-            self.session.fill();
-            let more = self.take(usize::MAX);
-            if more.is_empty() {
-                return seen;
-            }
-            seen.extend(more);
-        }
-    }
-
-    /// As `read`, but the carrier takes only `count` bytes.
-    fn take(&mut self, count: usize) -> Vec<String> {
-        let pending = self.session.out.pending();
-        let bytes = pending[..pending.len().min(count)].to_vec();
-        self.session.out.wrote(bytes.len());
-        self.decoder.push(&bytes);
-        let mut seen = Vec::new();
-        while let Some(frame) = self.decoder.next() {
-            seen.push(show(frame.expect("the guest sends good frames")));
-        }
-        seen
-    }
-}
-
-fn show(frame: Frame<'_>) -> String {
-    let number = |at: usize| u64::from_le_bytes(frame.payload[at..at + 8].try_into().expect("8 bytes"));
-    let body = match frame.kind {
-        Kind::Credit => format!("{} {}", number(0), number(8)),
-        Kind::Eof => number(0).to_string(),
-        Kind::Data if frame.payload.len() > 16 => format!("[{}]", frame.payload.len()),
-        Kind::State => String::from_utf8_lossy(&frame.payload[16..]).into_owned(),
-        _ => String::from_utf8_lossy(frame.payload).into_owned(),
-    };
-    format!("{} {} {body}", frame.kind.name(), frame.stream)
-}
+use cloche_guest::session::Event;
+use cloche_protocol::{encode, Kind};
+use transcript::{Host, NONCE};
 
 #[test]
 fn a_command_from_open_to_confirm() {
@@ -191,7 +115,8 @@ fn streams_take_turns() {
         host.session.output(id, &[0; 300_000]);
     }
     host.session.fill();
-    assert_eq!(host.take(usize::MAX), ["DATA 2 [131072]", "DATA 4 [131072]"], "one write's worth");
+    let turns = ["DATA 2 [131072]", "DATA 4 [131072]", "DATA 2 [131072]", "DATA 4 [131072]"];
+    assert_eq!(host.take(usize::MAX), turns, "one write's worth");
 }
 
 #[test]
@@ -333,7 +258,7 @@ fn a_hundred_thousand_random_frames() {
             }
         }
         let id = next(12) as u32;
-        match next(6) {
+        match next(9) {
             0 => {
                 let room = host.session.room(id).min(1_000);
                 host.session.output(id, &vec![0; room]);
@@ -342,6 +267,9 @@ fn a_hundred_thousand_random_frames() {
             2 => host.session.end(id, b"E".to_vec()),
             3 => host.session.taken(id, host.session.input(id).len()),
             4 => host.session.output_cut(id),
+            5 if host.session.guest_streams() < 4 => drop(host.session.open_out("proxy", b"{}".to_vec())),
+            6 if id % 2 == 1 => host.session.abort_out(id),
+            7 if id % 2 == 1 => host.session.forget_out(id),
             _ => {}
         }
         if round % 3 == 0 {

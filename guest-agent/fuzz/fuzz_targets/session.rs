@@ -32,7 +32,19 @@ fuzz_target!(|data: &[u8]| {
                     session.output_end(id);
                     session.end(id, b"{}".to_vec());
                 }
-                Event::Tell { payload, .. } => drop(wire::parse::<wire::Tell>(&payload)),
+                Event::Tell { payload, .. } => {
+                    drop(wire::parse::<wire::Tell>(&payload));
+                    let id = session.open_out("proxy", b"{}".to_vec()).unwrap_or(1);
+                    session.want_input(id);
+                    session.output(id, b"a request");
+                    if id % 4 == 3 {
+                        session.abort_out(id - 2);
+                    }
+                }
+                Event::Ended { stream, payload } => {
+                    drop(wire::parse::<wire::End>(&payload));
+                    session.forget_out(stream);
+                }
                 _ => {}
             }
         }

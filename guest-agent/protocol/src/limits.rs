@@ -20,7 +20,7 @@ pub const AGENT_UID: u32 = 64_000;
 /// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, SETFCAP.
 pub const PACKAGE_INSTALL_CAPABILITIES: [u32; 7] = [0, 1, 3, 4, 6, 7, 31];
 
-pub const OPS: [&str; 15] = [
+pub const OPS: [&str; 16] = [
     "bind",
     "exec",
     "file.read",
@@ -34,6 +34,7 @@ pub const OPS: [&str; 15] = [
     "tree.read",
     "tree.write",
     "port.connect",
+    "trust",
     "stats",
     "shutdown",
 ];
