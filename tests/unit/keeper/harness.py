@@ -156,7 +156,7 @@ def node(images: Path = IMAGES, more: tuple[str, ...] = (), accept: tuple[str, .
     mode = "machine" if os.getuid() == 0 else "user"
     base = Path(tempfile.mkdtemp(prefix="cloche-test-"))
     base.chmod(0o755)
-    made = Node(NodePaths(base / "state", base / "run", images), mode, more, accept)
+    made = Node(NodePaths(base / "state", base / "run", images, config_dir=base / "config"), mode, more, accept)
     try:
         made.start()
         yield made

@@ -231,6 +231,7 @@ async def main() -> None:
         "run-dir",
         "images-dir",
         "store-dir",
+        "config-dir",
         "keeper-socket",
         "accept",
         "program",

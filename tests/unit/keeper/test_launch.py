@@ -79,7 +79,7 @@ def test_what_is_missing_has_a_name(
     monkeypatch.setattr(prepare, "own_range", change.get("own_range", lambda *_: IdRange(100000, 65536)))
     monkeypatch.setattr("cloche_server.node.launch.cgroup.find", lambda _: find)
     with pytest.raises(ClocheError) as caught:
-        prepare.prepare_user(NodePaths(tmp_path / "state", tmp_path / "run", tmp_path))
+        prepare.prepare_user(NodePaths(tmp_path / "state", tmp_path / "run", tmp_path, config_dir=tmp_path / "config"))
     assert caught.value.code == code
     assert not (tmp_path / "state").exists()
 
@@ -135,6 +135,14 @@ def test_what_is_wrong_has_a_fix(changes: dict[str, object], name: str, status: 
     assert check.fix
     assert (check.code in TABLE) if status == "fail" else check.code is None
     assert check.state == {"fail": "missing", "warn": "weaker"}[status]
+
+
+def test_an_interceptor_is_no_condition_and_its_want_is_told() -> None:
+    without, with_one = judged()["interceptor"], judged(interceptor=("3.13", "/usr/bin/python3.13"))["interceptor"]
+    assert (without.status, with_one.status) == ("ok", "ok")
+    assert "refused by name" in without.text
+    assert without.fix
+    assert "3.13" in with_one.found
 
 
 def test_a_profile_lifts_apparmors_restriction() -> None:

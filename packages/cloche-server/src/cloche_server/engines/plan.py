@@ -17,6 +17,8 @@ class Places:
     """The image file, read-only; empty for an engine that has none."""
     empty: str
     """An empty directory."""
+    beside: dict[str, str] = field(default_factory=dict)
+    """By name, other directories that the daemon named when it started the keeper. Read-only."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,5 @@ class Plan:
     runsc needs the capabilities of its user namespace and drops them by itself; QEMU has programs before it that do so.
     A bare process has no control socket: it counts as started when it was executed, and its stderr is its log.
     """
+    read_only: bool = False
+    """It can change no file anywhere: every mount that it sees is read-only."""

@@ -16,8 +16,12 @@ OTHER_ID: Final = re.compile(r"[a-z][a-z0-9]{19}")
 IMAGE_FILE: Final = re.compile(r"(roots/)?[a-z0-9][a-z0-9._-]{0,127}")
 """Below the image directory: a file there, or one of the image store's roots."""
 OWNER: Final = re.compile(r"[A-Za-z0-9:._@-]{1,64}")
-ENGINES: Final = ("gvisor", "qemu", "converter")
+ENGINES: Final = ("gvisor", "qemu", "converter", "interceptor")
 WITHOUT_IMAGE: Final = ("converter",)
+WITH_ENVIRONMENT: Final = ("interceptor",)
+"""Their `image_file` is a directory of the engine's own, in which its packages are."""
+ENVIRONMENT: Final = re.compile(r"3\.[0-9]{1,2}-[0-9a-f]{64}")
+"""The interpreter's version, and the digest of the list of packages."""
 SPEC_BYTES_MAX: Final = 4096
 MIB: Final = 1024 * 1024
 
@@ -49,7 +53,9 @@ class SandboxSpec:
         _match("owner", OWNER, self.owner)
         if self.engine not in ENGINES:
             raise BadSpec(f"engine: {self.engine!r} is not one of {ENGINES}")
-        if self.engine not in WITHOUT_IMAGE:
+        if self.engine in WITH_ENVIRONMENT:
+            _match("image_file", ENVIRONMENT, self.image_file)
+        elif self.engine not in WITHOUT_IMAGE:
             _match("image_file", IMAGE_FILE, self.image_file)
         elif self.image_file != "":
             raise BadSpec(f"image_file: {self.engine} has none")

@@ -6,6 +6,8 @@ exist (`records`); the *view* is the keeper's private mount of the few directori
 (`view`); to *seal* is to end the helper that an engine needs only at its start; to *adopt* is to give a successor
 the channel descriptors that the daemon kept; a *bare* process (the converter) gets all its walls from the keeper.
 
+An interceptor's channel alone is not held: it has secrets, so it ends with its daemon.
+
 It runs as "root" of one big user namespace, which outside is an ordinary user without any capability. It builds
 every command line itself from an `engines.spec.SandboxSpec`, assigns uids, pids and cgroups itself, and takes
 no path from a message. It can be killed at any moment: a successor reads the records and finishes or undoes.

@@ -1,8 +1,8 @@
 """A cgroup per sandbox, version 1 or 2: limits as data, made and removed by the keeper, read by the daemon.
 
 The memory limit is without swap. `pids.max` is only the net (crossing it kills the sentry); the guest's own limit on
-processes is RLIMIT_NPROC, set by the agent. A process enters before it leaves its user namespace: nobody can
-move it later.
+processes is RLIMIT_NPROC, set by the agent. An interceptor has no guest: its `pids.max` is what the spec says. A process
+enters before it leaves its user namespace: nobody can move it later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cloche_server.engines.spec import SandboxSpec
+from cloche_server.engines.spec import WITH_ENVIRONMENT, SandboxSpec
 
 CPU_PERIOD_US: Final = 100_000
 PIDS_FACTOR: Final = 4
@@ -37,7 +37,7 @@ class Write:
 def limits(version: int, spec: SandboxSpec) -> Iterator[Write]:
     """What to write, in order, for this spec."""
     quota_us = max(1000, round(spec.cpus * CPU_PERIOD_US))
-    pids = PIDS_FACTOR * spec.processes + PIDS_MORE
+    pids = spec.processes if spec.engine in WITH_ENVIRONMENT else PIDS_FACTOR * spec.processes + PIDS_MORE
     if version == 1:
         yield Write("memory", "memory.limit_in_bytes", str(spec.memory_bytes))
         yield Write("memory", "memory.memsw.limit_in_bytes", str(spec.memory_bytes), required=False)

@@ -35,6 +35,11 @@ _PR_CAPBSET_DROP: Final = 24
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _SYS_OPENAT2: Final = 437
+_SYS_MOUNT_SETATTR: Final = 442
+_AT_FDCWD: Final = -100
+_AT_RECURSIVE: Final = 0x8000
+_MOUNT_ATTR_RDONLY: Final = 0x1
+_MOUNT_ATTR_NOSUID: Final = 0x2
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
@@ -46,6 +51,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
 
 
 def _check(result: int, what: str) -> int:
@@ -75,6 +89,16 @@ def bind_read_only(fd: int, target: str) -> None:
     found = os.statvfs(target).f_flag
     kept = found & _ST_KEPT | (MS_RELATIME if found & _ST_RELATIME else 0)
     mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
+
+
+def make_read_only(path: str) -> None:
+    """Every mount at and below `path` in the caller's mount namespace, at once (Linux 5.12). Devices can still be written."""
+    wanted = _MountAttributes(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    number, size = ctypes.c_long(_SYS_MOUNT_SETATTR), ctypes.c_size_t(ctypes.sizeof(wanted))
+    result = _libc.syscall(
+        number, _AT_FDCWD, os.fsencode(path), ctypes.c_uint(_AT_RECURSIVE), ctypes.byref(wanted), size
+    )
+    _check(result, f"mount_setattr {path}")
 
 
 def unmount(target: str) -> None:

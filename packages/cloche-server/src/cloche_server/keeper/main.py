@@ -46,6 +46,8 @@ class Settings:
     """The image store, for what is below its `roots/`."""
     engines: dict[str, str]
     """Engine name → directory of its binaries."""
+    beside: dict[str, str]
+    """Name → another directory that an engine's command line needs."""
     cgroups: dict[str, Any] | None
     stage: str
     """`new` namespace, `join` one by a descriptor, or `serve` (inside)."""
@@ -144,6 +146,7 @@ def _serve(settings: Settings) -> int:
     work = f"{settings.directory}/work"
     view = View(
         engines=settings.engines,
+        beside=settings.beside,
         images=settings.images,
         store=settings.store,
         work=work,
@@ -164,6 +167,7 @@ def _serve(settings: Settings) -> int:
         "user_namespace": os.stat("/proc/self/ns/user").st_ino,
         "mount_namespace": os.stat("/proc/self/ns/mnt").st_ino,
         "cgroups": settings.cgroups,
+        "beside": settings.beside,
     }
     keeper = Keeper(house, _listen(settings.socket), facts)
     log(f"serving, pid {os.getpid()}, ids {base}+{count}")

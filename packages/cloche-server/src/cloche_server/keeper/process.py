@@ -75,6 +75,7 @@ def _program(house: House, sandbox: Sandbox, making: Making, errors_out: int) ->
         stderr=errors_out,
         open_files=plan.open_files,
         bare=plan.bare,
+        read_only=plan.read_only,
     )
 
 

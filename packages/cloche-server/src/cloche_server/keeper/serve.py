@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Any, Final
 
-from cloche_server.engines.spec import SandboxSpec
+from cloche_server.engines.spec import WITH_ENVIRONMENT, SandboxSpec
 from cloche_server.keeper import points, process, steps
 from cloche_server.keeper.loop import Task
 from cloche_server.keeper.peers import Peer, Peers, is_readable, log
@@ -200,6 +200,11 @@ class Keeper:
         fds = (sandbox.channel.fileno(), control.fileno(), sandbox.pidfd)
         self._peers.send(peer, answer(request, self._row(sandbox)), fds)
         control.close()
+        if (
+            sandbox.record.engine in WITH_ENVIRONMENT
+        ):  # no daemon comes back to it: without this copy it ends with its own
+            sandbox.channel.close()
+            sandbox.channel = None
 
     def _attach(self, peer: Peer, request: Attach) -> None:
         sandbox = self._live(request.sandbox)

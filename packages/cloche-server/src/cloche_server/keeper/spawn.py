@@ -42,6 +42,7 @@ class Program:
     stderr: int
     open_files: int | None = None
     bare: bool = False
+    read_only: bool = False
 
 
 class SpawnFailed(Exception):
@@ -116,6 +117,8 @@ def _become(program: Program, cgroup: Cgroup | None, ready_out: int, go_in: int)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_SLAVE)
+        if program.read_only:
+            kernel.make_read_only("/")
         if program.meminfo is not None:
             kernel.mount(program.meminfo, "/proc/meminfo", None, kernel.MS_BIND)
         resource.setrlimit(resource.RLIMIT_FSIZE, (program.file_bytes_max, program.file_bytes_max))

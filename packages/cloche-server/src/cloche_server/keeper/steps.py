@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cloche_server.engines.plan import Places, Plan
-from cloche_server.engines.spec import BadSpec, SandboxSpec
+from cloche_server.engines.spec import WITH_ENVIRONMENT, BadSpec, SandboxSpec
 from cloche_server.keeper import points
 from cloche_server.keeper.loop import Sleep
 from cloche_server.keeper.process import POLL_S, end_process, start_process
@@ -34,8 +34,9 @@ def boot(house: House, sandbox: Sandbox, spec: SandboxSpec) -> Steps:
         places = Places(
             engine=house.view.engine(spec.engine),
             work=house.view.work(spec.id),
-            image=house.view.image(spec.image_file) if spec.image_file else "",
+            image=_image(house, spec),
             empty=house.view.empty,
+            beside=house.view.beside,
         )
         plan = _plan(command, spec, places)
         sandbox.channel, guest_end = _channel()
@@ -50,6 +51,11 @@ def boot(house: House, sandbox: Sandbox, spec: SandboxSpec) -> Steps:
     finally:
         if making is not None:
             making.guest_end.close()
+
+
+def _image(house: House, spec: SandboxSpec) -> str:
+    is_root = spec.image_file and spec.engine not in WITH_ENVIRONMENT
+    return house.view.image(spec.image_file) if is_root else ""
 
 
 def _plan(command: EngineCommand, spec: SandboxSpec, places: Places) -> Plan:

@@ -1,10 +1,10 @@
 """The keeper's private mounts: the few directories that an engine's process can reach, on short paths.
 
 A user's home may be closed to everybody else, and every sandbox is somebody else. So a small tmpfs hides an unused
-directory of the keeper's own mount namespace, and what is needed is bound there: `e` the engine's binaries,
-`w` the sandboxes' work directories, `i/<inode>` each image in use, `n` an empty directory. The binds are made from open
-descriptors, so the paths above them do not matter, and an image cannot be exchanged after it was checked. A bind would
-keep a removed image's bytes on the disk: `forget_removed` lets go of it.
+directory of the keeper's own mount namespace, and what is needed is bound there: `e` the engine's binaries, `b` what an
+engine needs beside them, `w` the sandboxes' work directories, `i/<inode>` each image in use, `n` an empty directory. The
+binds are made from open descriptors, so the paths above them do not matter, and an image cannot be exchanged after it was
+checked. A bind would keep a removed image's bytes on the disk: `forget_removed` lets go of it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,31 @@ _CANDIDATES: Final = ("/mnt", "/media", "/srv", "/opt", "/var/tmp")
 class View:
     """Lives as long as the keeper's mount namespace; nothing of it is seen outside."""
 
-    def __init__(self, *, engines: dict[str, str], images: str, store: str, work: str, avoid: tuple[str, ...]) -> None:
-        self.root = _unused_directory((*engines.values(), images, store, work, *avoid))
+    def __init__(
+        self,
+        *,
+        engines: dict[str, str],
+        beside: dict[str, str],
+        images: str,
+        store: str,
+        work: str,
+        avoid: tuple[str, ...],
+    ) -> None:
+        self.root = _unused_directory((*engines.values(), *beside.values(), images, store, work, *avoid))
+        self.beside = {name: f"{self.root}/b/{name}" for name in beside}
         self._images_fd = os.open(images, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._store_fd = os.open(store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._bound: set[str] = set()
-        sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in engines.items()}
+        wanted = {f"e/{name}": path for name, path in engines.items()}
+        wanted |= {f"b/{name}": path for name, path in beside.items()}
+        sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in wanted.items()}
         work_fd = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         kernel.mount("cloche", self.root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m")
-        for name in ("e", "w", "i", "n"):
+        for name in ("e", "b", "w", "i", "n"):
             os.mkdir(f"{self.root}/{name}", 0o755)
         for name, fd in sources.items():
-            os.mkdir(self.engine(name), 0o755)
-            kernel.bind_read_only(fd, self.engine(name))
+            os.mkdir(f"{self.root}/{name}", 0o755)
+            kernel.bind_read_only(fd, f"{self.root}/{name}")
             os.close(fd)
         kernel.mount(f"/proc/self/fd/{work_fd}", f"{self.root}/w", None, kernel.MS_BIND)
         os.close(work_fd)
