@@ -21,13 +21,15 @@ from cloche.wire.nodes import DiskUse, EventList, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, Isolation, Limits, Sandbox, SandboxState
 from cloche_server.api.backend import Caller, OutputChunk
 from tests.unit.api.memory_command import MemoryCommand
+from tests.unit.api.memory_egress import MemoryEgress
 from tests.unit.api.memory_images import MemoryImages
+from tests.unit.api.memory_people import MemoryPeople
 
 BLOCK = 256 * 1024
 DEFAULT_IMAGE = "python"
 
 
-class MemoryBackend(MemoryImages):
+class MemoryBackend(MemoryImages, MemoryEgress, MemoryPeople):
     """Implements `Backend`; attributes such as `readers` show a test what the API did with it."""
 
     def __init__(self) -> None:
@@ -38,6 +40,8 @@ class MemoryBackend(MemoryImages):
         self.files: dict[str, bytes] = {}
         self.readers = 0
         self.calls: list[str] = []
+        self.asked: list[CreateSandbox] = []
+        self.interceptor = "ready"
         self.break_output_after: int | None = None
 
     def _own(self, caller: Caller, name: str) -> Sandbox:
@@ -59,6 +63,7 @@ class MemoryBackend(MemoryImages):
             raise RuntimeError("secret words of the backend")
         if request.image == "full":
             raise error("overloaded", "Too many.", retry_after_s=7)
+        self.asked.append(request)
         image = request.image or DEFAULT_IMAGE
         if image.endswith(":absent") and image not in self.images and request.pull == "never":
             raise error("image_not_found", f"There is no image {image!r} here.", detail={"image": image})
@@ -317,6 +322,7 @@ class MemoryBackend(MemoryImages):
 
     async def node(self, caller: Caller) -> NodeView:
         return NodeView(
+            interceptor=self.interceptor,
             version="0",
             mode="user",
             pid=1,

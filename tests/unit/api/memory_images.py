@@ -31,6 +31,7 @@ class MemoryImages:
     """`images` is the store; `pulls`, `builds` and `working` show a test what was asked."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.images: dict[str, ImageView] = {}
         self.archives: dict[str, bytes] = {}
         self.pulls: list[PullImage] = []

@@ -353,7 +353,8 @@ def test_ended_while_it_adopts_the_next_one_adopts_again(daemon: Daemon, how: si
     daemon.start()
     made = daemon.ask("POST", "/v1/sandboxes", {"limits": LIMITS}, key="box")["id"]
     path = f"/v1/sandboxes/{made}/commands"
-    command = daemon.ask("POST", path, {"argv": ["sh", "-c", "read word; exit $word"], "stdin": True}, key="c")["id"]
+    waits = "read word; cat > /dev/null; exit $word"  # it ends only when it has read the end of file too
+    command = daemon.ask("POST", path, {"argv": ["sh", "-c", waits], "stdin": True}, key="c")["id"]
     parent = daemon.holder.held[made][0]
     agent = int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
     os.kill(agent, signal.SIGSTOP)

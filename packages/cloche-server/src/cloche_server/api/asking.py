@@ -30,6 +30,8 @@ IDEMPOTENCY_KEY_MAX: Final = 128
 WAIT_S_MAX: Final = 300.0
 PATH_MAX: Final = 4096
 PUBLIC: Final = frozenset({"/healthz"})
+BY_TOKEN: Final = "/v1/approvals/answers/"
+"""Below it the one-time token in the path is the authority, and there is no caller."""
 STREAMED: Final = frozenset({"/v1/images/import", "/v1/images/build"})
 """Beside every PUT: bodies that are streamed, and bounded where they are read."""
 
@@ -73,7 +75,7 @@ class Gate:
         kind = scope["type"]
         if kind == "lifespan":
             return
-        if scope["path"] not in PUBLIC:
+        if scope["path"] not in PUBLIC and not scope["path"].startswith(BY_TOKEN):
             peer = (scope.get("extensions") or {}).get(EXTENSION)
             caller = identify(peer, scope["headers"], self.rules)
             scope["cloche.asked"] = Asked(self.backend, caller)

@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cloche.wire.commands import Command, Cursor, StartCommand, StdinState
+from cloche.wire.egress import EgressRecord, EgressRecords, Explanation, Grant, GrantView
 from cloche.wire.files import Entry, EntryList, MakeDirectory, Move, TreeResult, WatchEvent
 from cloche.wire.images import BuildOptions, FsckReport, GcImages, GcResult, ImageEvent, ImageView, PullImage
 from cloche.wire.nodes import DiskUse, EventList, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, Sandbox
+from cloche_server.api.backend_approvals import ApprovalsBackend
+from cloche_server.api.backend_secrets import SecretsBackend
 
 Sandboxes = list[Sandbox]
 Commands = list[Command]
 ImageViews = list[ImageView]
+Grants = list[GrantView]
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Duplex(Protocol):
     async def close(self) -> None: ...
 
 
-class Backend(Protocol):
+class Backend(SecretsBackend, ApprovalsBackend, Protocol):
     """What can be asked of a node, or of a fleet."""
 
     async def create(self, caller: Caller, request: CreateSandbox, idempotency_key: str | None) -> Sandbox: ...
@@ -149,6 +153,22 @@ class Backend(Protocol):
     ) -> TreeResult: ...
 
     async def connect_port(self, caller: Caller, sandbox: str, port: int) -> Duplex: ...
+
+    async def egress_records(self, caller: Caller, sandbox: str, *, after: int, limit: int) -> EgressRecords:
+        """Oldest first; also of a sandbox that has ended, as long as it is remembered."""
+        ...
+
+    def follow_egress(self, caller: Caller, sandbox: str, *, after: int) -> AsyncIterator[EgressRecord]:
+        """Until the sandbox has ended and everything was told."""
+        ...
+
+    async def grant_egress(self, caller: Caller, sandbox: str, request: Grant) -> GrantView: ...
+
+    async def list_grants(self, caller: Caller, sandbox: str) -> Grants: ...
+
+    async def revoke_grant(self, caller: Caller, sandbox: str, grant: str) -> Grants: ...
+
+    async def explain_egress(self, caller: Caller, sandbox: str, *, target: str, method: str | None) -> Explanation: ...
 
     async def list_images(self, caller: Caller) -> ImageViews: ...
 

@@ -10,9 +10,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from cloche.wire.commands import StartCommand
+from cloche.wire.egress import EgressRecords
 from cloche.wire.errors import Problem
 from cloche.wire.files import WatchEvent
 from cloche.wire.images import ImageEvent
+from cloche.wire.secrets import SetSecret
 
 VERSION: Final = "1"
 DESCRIPTION: Final = """\
@@ -32,7 +34,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
     _, extra = models_json_schema(
         [
             (StartCommand, "validation"),
-            *((model, "serialization") for model in (Problem, WatchEvent, ImageEvent)),
+            (SetSecret, "validation"),
+            *((model, "serialization") for model in (Problem, WatchEvent, ImageEvent, EgressRecords)),
         ],
         ref_template="#/components/schemas/{model}",
     )

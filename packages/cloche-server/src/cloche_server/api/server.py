@@ -20,7 +20,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from cloche_server.api import commands, events, files, images, node, output, ports, sandboxes, stdin, terminal, tree
+from cloche_server.api import (
+    approvals,
+    commands,
+    egress,
+    events,
+    files,
+    images,
+    node,
+    output,
+    ports,
+    sandboxes,
+    secrets,
+    stdin,
+    terminal,
+    tree,
+)
 from cloche_server.api.asking import Gate
 from cloche_server.api.backend import Backend
 from cloche_server.api.caller import Rules, TcpConfig, check_tcp, make_rules
@@ -50,6 +65,9 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     stdin.router,
     files.router,
     tree.router,
+    egress.router,
+    secrets.router,
+    approvals.router,
     images.router,
     node.router,
     events.router,

@@ -180,6 +180,7 @@ async def adopt(
         return channel.close("ended")
     sandbox.attach(instance, channel)
     sandbox.ready()
+    context.spawn(sandbox.way.resume(), f"way out of {sandbox.id}")
     _go_on(sandbox, channel, states, commands)
     return None
 
@@ -226,7 +227,12 @@ async def _reattach(
         return kept
 
     channel, states = await Channel.reattach(
-        instance.channel, logged=logged, budget=context.budget, on_lost=sandbox.lost, timeout_s=STATE_S
+        instance.channel,
+        logged=logged,
+        guest_open=sandbox.way.guest_open,
+        budget=context.budget,
+        on_lost=sandbox.lost,
+        timeout_s=STATE_S,
     )
     return channel, (states, kept)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Any, Final
 
 from cloche.wire.commands import StartCommand
 from cloche.wire.errors import TABLE, ClocheError, error
@@ -23,11 +24,13 @@ from cloche_server.node.context import Context
 from cloche_server.node.guest_text import escaped
 from cloche_server.node.records import isolation_of
 from cloche_server.node.sandbox import Sandbox
+from cloche_server.node.way import PROXY_PORT, send_trust
 
 HELLO_S: Final = 30.0
 BIND_S: Final = 30.0
 ENTROPY_BYTES: Final = 64
-ENVIRONMENT_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - 4096
+ENVIRONMENT_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - 24_576
+"""The rest is for the other fields, and for the variables that a sandbox is given."""
 TMP_FRACTION: Final = 4
 """A `noexec` /tmp is a tmpfs of this part of the memory."""
 
@@ -49,16 +52,21 @@ async def boot(context: Context, sandbox: Sandbox, engine: Engine, root: Root, r
 async def _boot(
     context: Context, sandbox: Sandbox, engine: Engine, root: Root, request: CreateSandbox, undo: AsyncExitStack
 ) -> None:
+    preparing = asyncio.ensure_future(sandbox.way.prepare())  # leases and certificates, if any, while the engine boots
+    undo.push_async_callback(_stop, preparing)
     instance = await engine.boot(sandbox.record.spec().check())
     undo.push_async_callback(instance.kill)
     points.reached("node.create.after_boot")
     await instance.start()
     points.reached("node.create.after_start")
     async with asyncio.timeout(HELLO_S):
-        channel = await Channel.fresh(instance.channel, budget=context.budget, on_lost=sandbox.lost)
+        channel = await Channel.fresh(
+            instance.channel, guest_open=sandbox.way.guest_open, budget=context.budget, on_lost=sandbox.lost
+        )
     undo.callback(channel.close, "create_failed")
     points.reached("node.create.after_hello")
-    bind = channel.open("bind", bind_fields(sandbox, root, request), sink=_Answer())
+    inside = await preparing
+    bind = channel.open("bind", bind_fields(sandbox, root, request, inside.env), sink=_Answer())
     seal = asyncio.ensure_future(instance.seal())
     undo.push_async_callback(_stop, seal)
     sandbox.record.isolation = isolation_of(instance.isolation())
@@ -66,13 +74,18 @@ async def _boot(
     undo.callback(sandbox.detach)
     send_open = None
     await asyncio.sleep(0)  # `bind` and `seal` are on their way while the first command is written down
+    if inside.trust:
+        async with asyncio.timeout(BIND_S):
+            await _bound(bind)
+            await send_trust(channel, inside.trust)
     if isinstance(request.command, StartCommand):
         _, send_open = sandbox.prepare_command(request.command, first_key(sandbox.id))
     async with asyncio.timeout(BIND_S):
         await seal  # before any byte of the caller's program can run
         if send_open is not None:
             send_open()
-        await _bound(bind)
+        if not inside.trust:
+            await _bound(bind)
     points.reached("node.create.after_bind")
     context.store.save_sandbox(sandbox.record)
     sandbox.journal("sandbox.running", {"pid": instance.pid})
@@ -93,19 +106,20 @@ def _refused(refused: OperationFailed) -> ClocheError:
     return error("create_failed", f"The agent could not prepare the guest: {escaped(str(refused))}")
 
 
-async def _stop(task: asyncio.Future[None]) -> None:
+async def _stop(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.wait([task])
 
 
-def bind_fields(sandbox: Sandbox, root: Root, request: CreateSandbox) -> JsonObject:
+def bind_fields(sandbox: Sandbox, root: Root, request: CreateSandbox, ours: Mapping[str, str]) -> JsonObject:
     """Identity, environment and randomness: what makes this guest this sandbox."""
     record, limits = sandbox.record, request.limits
     fields: JsonObject = {
         "hostname": record.name or record.id,
         "machine_id": os.urandom(16).hex(),
         "entropy": os.urandom(ENTROPY_BYTES).hex(),
-        "env": {**root.env, "CLOCHE_SANDBOX_ID": record.id, **request.env},
+        "env": {**root.env, "CLOCHE_SANDBOX_ID": record.id, **ours, **request.env},
+        "egress": {"proxy_port": PROXY_PORT},
         "tmp": {
             "noexec": request.noexec_tmp,
             "size_bytes": limits.memory_bytes // TMP_FRACTION if request.noexec_tmp else None,

@@ -50,7 +50,7 @@ async def build(
 ) -> ImageView:
     """All of `context` is read before anything is said."""
     limits = limits_of(options, builds.disk_free_bytes())
-    workshop = Workshop(builds.maker, caller, images.empty_root)
+    workshop = Workshop(builds.maker, caller, images.empty_root, options.egress)
     platform = str(host_platform())
     async with images.shelf(caller.owner, on_event=say) as shelf:
         file = shelf.temporary()

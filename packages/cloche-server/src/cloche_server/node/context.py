@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -17,6 +17,9 @@ from cloche_server.node.journal import Journal
 from cloche_server.node.keeping import Agenda
 from cloche_server.node.store import Store
 
+if TYPE_CHECKING:
+    from cloche_server.node.ways import Ways
+
 
 @dataclass
 class Context:
@@ -27,6 +30,8 @@ class Context:
     store: Store
     agenda: Agenda
     budget: Budget
+    ways: Ways = field(init=False)
+    """Set right after it is made, before there is any sandbox."""
     log: Any = field(default_factory=lambda: structlog.get_logger("cloche.node"))
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
+from cloche_server.egress.text import escaped
 
-def escaped(text: str, chars_max: int = 500) -> str:
-    """Safe for a terminal and a log: no control, escape or bidi character survives."""
-    shown = text[:chars_max]
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
+__all__ = ["escaped"]

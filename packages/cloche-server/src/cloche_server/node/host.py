@@ -17,6 +17,7 @@ from typing import Final
 
 import cloche_engine
 from cloche.wire.errors import TABLE
+from cloche_server.egress.interception import interpreter
 from cloche_server.engines.contract import EngineError
 from cloche_server.engines.gvisor.engine import FLOOR, digest_of, read_release
 from cloche_server.node.launch import cgroup as cgroups
@@ -76,6 +77,8 @@ class Host:
     sysctls: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     apparmor_profile: bool = False
+    interceptor: tuple[str, str] | None = None
+    """The Python that an interceptor would run with: its version and where it is."""
 
 
 def checks() -> list[Check]:
@@ -106,6 +109,7 @@ def read() -> Host:
         sysctls={path: _text(path) for path in SYSCTLS},
         files={name: _text(path) for name, path in _FILES.items()},
         apparmor_profile=APPARMOR_PROFILE.exists(),
+        interceptor=_read_interpreter(),
     )
 
 
@@ -124,6 +128,11 @@ def _read_engine() -> tuple[str, str, tuple[str, str] | None]:
         return "", "", ("engine_missing", str(missing))
     except EngineError as refused:
         return "", "", (refused.code, str(refused))
+
+
+def _read_interpreter() -> tuple[str, str] | None:
+    found = interpreter.find()
+    return None if found is None else (found.version, str(found.executable))
 
 
 def _text(path: str) -> str:
@@ -239,6 +248,16 @@ def _sharing(host: Host) -> Check:
     return Check("node-user", "warn", f"your own ({host.user})", why, f"On a server: sudo {command_for_root()} up")
 
 
+def _interceptor(host: Host) -> Check:
+    if host.interceptor is None:
+        versions = interpreter.versions_tested()
+        why = "secrets, and egress rules with methods or paths, are refused by name; nothing else needs it"
+        wanted = " or ".join(versions)
+        return Check("interceptor", "ok", f"none, for want of Python {wanted}", why, interpreter.fix_for_none(versions))
+    version, path = host.interceptor
+    return Check("interceptor", "ok", f"Python {version} ({path}); its packages are made at first need")
+
+
 CHECKS: Final[tuple[Callable[[Host], Check], ...]] = (
     _kernel,
     _architecture,
@@ -252,4 +271,5 @@ CHECKS: Final[tuple[Callable[[Host], Check], ...]] = (
     _swap,
     _core,
     _sharing,
+    _interceptor,
 )

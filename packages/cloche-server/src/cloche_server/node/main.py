@@ -27,9 +27,11 @@ import uvloop
 from cloche.wire.errors import ClocheError, error
 from cloche_server.api.caller import ApiKey, TcpConfig
 from cloche_server.api.server import serve
+from cloche_server.egress.interception.supervisor import Interception
 from cloche_server.engines.contract import Engine, EngineError
 from cloche_server.engines.converter.starter import ConverterStarter
 from cloche_server.engines.gvisor.engine import GVisorEngine
+from cloche_server.engines.interceptor.starter import InterceptorStarter
 from cloche_server.engines.qemu.engine import QemuEngine
 from cloche_server.node import start
 from cloche_server.node.guest_text import escaped
@@ -56,10 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     asked = parse(argv)
     set_up_logs()
     log = structlog.get_logger("cloche.node")
-    paths = NodePaths(asked.state_dir, asked.run_dir, asked.images_dir, asked.store_dir)
+    paths = NodePaths(asked.state_dir, asked.run_dir, asked.images_dir, asked.store_dir, asked.config_dir)
     try:
         with daemon_lock(paths.run, wait_s=HANDOVER_S if asked.replace else 0.0):
             raise_descriptor_limit()
+            forbid_core_dumps()
             uvloop.run(run(paths, asked))
     except ClocheError as bad:
         log.error("the node cannot run", code=bad.code, message=bad.message, fix=bad.fix)
@@ -77,6 +80,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", type=Path, default=None)
     parser.add_argument("--images-dir", type=Path, default=None, help="root file systems made elsewhere; only read")
     parser.add_argument("--store-dir", type=Path, default=None, help="the image store; else in the state directory")
+    parser.add_argument("--config-dir", type=Path, default=None, help="the operator's files: policy, trust, registries")
     parser.add_argument("--accept", default="", help="walls given up by name, with commas between")
     parser.add_argument("--listen", default=None, help="HOST:PORT for TCP; the unix socket is always there")
     parser.add_argument("--keeper-socket", type=Path, default=None, help="only below the run directory")
@@ -90,6 +94,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     asked.run_dir = (asked.run_dir or default_run_dir(asked.mode)).absolute()
     asked.images_dir = (asked.images_dir or default_images_dir()).absolute()
     asked.store_dir = asked.store_dir.absolute() if asked.store_dir is not None else None
+    asked.config_dir = (asked.config_dir or default_config_dir(asked.mode)).absolute()
     asked.accept = tuple(word for word in asked.accept.split(",") if word)
     return asked
 
@@ -106,9 +111,11 @@ async def run(paths: NodePaths, asked: argparse.Namespace) -> None:
         node = Node(config_of(paths, asked, house), engines_of(house))
         watch = asyncio.create_task(house.watch(node.channels), name="keeper watch")
         undo.callback(watch.cancel)
+        held = {row.id for row in await house.client.everything()}  # what starts from here on is this daemon's own
         await node.start()
-        await end_strays(node, house)
+        await end_strays(node, house, held)
         undo.pop_all()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, node.read_policy)
     node.context.spawn(end_late_strays(node, house), "late strays")
     serving = asyncio.create_task(
         serve(
@@ -138,10 +145,9 @@ def with_image_directories(paths: NodePaths) -> NodePaths:
     return paths if paths.images.is_dir() else replace(paths, images=paths.store)
 
 
-async def end_strays(node: Node, house: KeeperHouse, among: set[str] | None = None) -> None:
+async def end_strays(node: Node, house: KeeperHouse, among: set[str]) -> None:
     """What the keeper holds and no journal knows of: nobody could ever reach it, so it goes."""
-    held = {row.id for row in await house.client.everything()}
-    held = held if among is None else held & among
+    held = {row.id for row in await house.client.everything()} & among
     for stray in node.leaks(engines=held, cgroups=set()).engines:
         node.context.journal.write("node.stray_ended", sandbox=stray)
         await house.client.kill(stray)
@@ -163,9 +169,14 @@ def config_of(paths: NodePaths, asked: argparse.Namespace, house: KeeperHouse) -
         accepted=asked.accept,
         keeper_pid=lambda: house.client.pid,
         cgroup=_shown(house.client.facts.get("cgroups")),
-        stock=stock_of(
-            paths.images, paths.store, default_config_dir(asked.mode), ConverterStarter(lambda: house.client)
+        config_dir=asked.config_dir,
+        interception=lambda secrets, file, channels: Interception(
+            directory=paths.state,
+            start=InterceptorStarter(lambda: house.client, before=lambda: house.show_interceptor(channels())),
+            box=secrets.box,
+            extra_roots=lambda: file.organisation.ca_file,
         ),
+        stock=stock_of(paths.images, paths.store, asked.config_dir, ConverterStarter(lambda: house.client)),
     )
 
 
@@ -238,6 +249,11 @@ def _take_lock(fd: int, wait_s: float) -> None:
 def raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def forbid_core_dumps() -> None:
+    """It holds values of secrets: a crash must not write them to a disk."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def notify_ready(node: Node) -> None:

@@ -25,6 +25,7 @@ from cloche_server.node.records import SandboxRecord
 from cloche_server.node.roster import Roster
 from cloche_server.node.sandbox import Sandbox
 from cloche_server.node.users import check_user
+from cloche_server.node.way import Plan
 
 ENGINE_OF = {"any": "gvisor", "gvisor": "gvisor", "microvm": "qemu"}
 
@@ -51,6 +52,7 @@ class Maker:
         engine = self._engine(request)
         name = request.image or self.default_image()
         root = await self.images().ensure(name, owner=caller.owner, pull=request.pull)
+        plan = await self.context.ways.plan(caller, request)
         with self.images().holding(root):
             points.reached("node.create.after_image")
             known = await self._known(
@@ -58,7 +60,7 @@ class Maker:
             )  # a repeat that waited for the same image may have been first
             if known is not None:
                 return known
-            return await self.create_from(caller, request, root, engine, key=key, wanted=wanted)
+            return await self.create_from(caller, request, root, engine, plan, key=key, wanted=wanted)
 
     async def create_from(
         self,
@@ -66,6 +68,7 @@ class Maker:
         request: CreateSandbox,
         root: Root,
         engine: Engine,
+        plan: Plan,
         *,
         key: str | None = None,
         wanted: str | None = None,
@@ -77,7 +80,7 @@ class Maker:
         if request.name is not None:
             self.roster.check_name(caller, request.name)
         admission.admit(self.use(), Ask(request.limits.disk_bytes, request.limits.memory_bytes), self.marks)
-        sandbox = self._journalled(caller, request, key, wanted, root, engine)
+        sandbox = self._journalled(caller, request, key, wanted, root, engine, plan)
         boot = booting.boot(self.context, sandbox, engine, root, request)
         sandbox.boot_task = self.context.spawn(boot, f"boot {sandbox.id}", quiet=True)
         try:
@@ -136,7 +139,14 @@ class Maker:
         return engine
 
     def _journalled(
-        self, caller: Caller, request: CreateSandbox, key: str | None, wanted: str | None, root: Root, engine: Engine
+        self,
+        caller: Caller,
+        request: CreateSandbox,
+        key: str | None,
+        wanted: str | None,
+        root: Root,
+        engine: Engine,
+        plan: Plan,
     ) -> Sandbox:
         clock, sandbox_id = self.context.clock, new_id("sandbox")
         life = Life.begin(clock.boot_ns(), request.ttl_s, request.idle_timeout_s)
@@ -166,9 +176,10 @@ class Maker:
             request_sha256=wanted,
             first_command=first,
             end_with_command=request.end_with_command and first is not None,
+            egress=plan.stored,
         )
         self.context.store.add_sandbox(record)
-        sandbox = Sandbox(self.context, record, life, self.on_ended)
+        sandbox = Sandbox(self.context, record, life, self.on_ended, plan)
         try:
             sandbox.journal(
                 "sandbox.creating",
@@ -179,6 +190,7 @@ class Maker:
                     "request_sha256": wanted,
                     "limits": record.limits,
                     "lineage": record.lineage,
+                    "policy": plan.policy.digest,
                 },
             )
             points.reached("node.create.after_journal")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cloche.wire.commands import Command, Cursor, StartCommand, StdinState
-from cloche.wire.errors import error
+from cloche.wire.errors import ClocheError, error
 from cloche.wire.nodes import DiskUse, Event, EventList, NodeView, Pruned
 from cloche.wire.sandboxes import CreateSandbox, SandboxState
 from cloche.wire.sandboxes import Sandbox as View
@@ -22,6 +22,7 @@ from cloche_server.images.service import Images
 from cloche_server.images.worker import Converter
 from cloche_server.node import admission, shelf, start, usage, workshop
 from cloche_server.node.admission import Use, Watermarks
+from cloche_server.node.approving import Approving, open_approvals
 from cloche_server.node.building import Builds
 from cloche_server.node.clock import NS, Clock, SystemClock, boot_id
 from cloche_server.node.command import RunningCommand
@@ -32,17 +33,24 @@ from cloche_server.node.journal import Journal
 from cloche_server.node.keeping import Agenda
 from cloche_server.node.lifecycle import Cause, Why
 from cloche_server.node.making import Maker
+from cloche_server.node.outgoing import Outgoing
 from cloche_server.node.records import CommandRecord, SandboxRecord, sandbox_view
 from cloche_server.node.retention import Leaks, Retention, leaks
 from cloche_server.node.roster import Roster, may_see
 from cloche_server.node.sandbox import Sandbox
+from cloche_server.node.secreting import Secreting, open_secrets
 from cloche_server.node.stock import Stock, bytes_of, open_images
 from cloche_server.node.store import Store
+from cloche_server.node.way import stored_view
+from cloche_server.node.ways import FILE as POLICY_FILE
+from cloche_server.node.ways import Interception, NoInterception, PolicyFile, Ways, webhook_of
+from cloche_server.secrets.service import Secrets
 
 VERSION: Final = "0.1.0"
 Views = list[View]
 Commands = list[Command]
 Events = list[Event]
+Channels = Callable[[], Mapping[str, socket.socket]]
 """A class with a method `list` cannot say `list[…]`."""
 WINDOWS_BYTES_MAX: Final = 512 * 1024 * 1024
 KILL_S_MAX: Final = 60.0
@@ -63,11 +71,15 @@ class Config:
     """Asked each time: a keeper can be replaced."""
     cgroup: str | None = None
     marks: Watermarks = field(default_factory=Watermarks)
+    config_dir: Path | None = None
+    """The operator's own files. None: none."""
+    interception: Callable[[Secrets, PolicyFile, Channels], Interception] | None = None
+    """Makes what looks into connections. None: a node that refuses what needs it."""
     stock: Stock | None = None
     """None: a store in the state directory, and no converter."""
 
 
-class Node(Imaging, Filing):
+class Node(Imaging, Filing, Outgoing, Secreting, Approving):
     """Implements `api.backend.Backend`."""
 
     def __init__(self, config: Config, engines: Mapping[str, Engine], clock: Clock | None = None) -> None:
@@ -78,6 +90,7 @@ class Node(Imaging, Filing):
         clock = clock or SystemClock()
         journal = Journal(store.journal_dir, clock, carry=lambda: start.carried(self.roster))
         self.context = Context(clock, journal, store, Agenda(clock), Budget(WINDOWS_BYTES_MAX))
+        self._let_out()
         self.retention = Retention(self.context, self.roster)
         self._stock = config.stock or Stock(config.images_dir, config.state_dir / "images")
         self._images: Images | None = None
@@ -97,10 +110,31 @@ class Node(Imaging, Filing):
         self._converter = Converter(self._stock.start)
         self._builds = Builds(self._maker, self._converter, lambda: admission.disk_free(config.state_dir))
 
+    def _let_out(self) -> None:
+        """Who serves every gate; before the first sandbox is made or adopted."""
+        config = self.config
+        directory = config.config_dir or config.state_dir / "config"  # the latter in tests: keys belong elsewhere
+        file = PolicyFile(directory / POLICY_FILE)
+        self.secrets = open_secrets(self.context, config.state_dir, directory / "keys")
+        self.approvals = open_approvals(
+            self.context,
+            scope_s_max=lambda: file.organisation.approval_scope_s_max,
+            webhook=lambda: webhook_of(file.organisation),
+        )
+        interception = (
+            config.interception(self.secrets, file, self.channels)
+            if config.interception is not None
+            else NoInterception()
+        )
+        self.context.ways = Ways(
+            self.context, file, secrets=self.secrets, approvals=self.approvals, interception=interception
+        )
+
     async def start(self) -> None:
         """Adopts what lives, ends what does not. Before it returns no request may be served; it waits a bounded time."""
         self._images = await open_images(self._stock, self._converter, self._roots_in_use)
         await start.start(self.context, self.roster, self.retention, self.engines, self._boot_id)
+        self.context.ways.adopted({each.record.lineage for each in self.roster.live.values()})
         workshop.end_leftovers(self.roster)
 
     @property
@@ -129,10 +163,22 @@ class Node(Imaging, Filing):
         for each in list(self.roster.live.values()):
             if each.channel is not None:
                 each.channel.close("stopping")
+        await self.context.ways.close()
         for task in list(self.context.tasks):
             task.cancel()
         self.context.journal.write("node.stopped", detail={"pid": os.getpid()})
         self.context.journal.close()
+
+    def read_policy(self) -> None:
+        """At SIGHUP; a create looks for itself."""
+        self.context.spawn(self._read_policy(), "read the policy")
+
+    async def _read_policy(self) -> None:
+        """A file that is wrong changes nothing, and is told."""
+        try:
+            await self.context.ways.file.current()
+        except ClocheError as bad:
+            self.context.log.error("the organisation's file", code=bad.code, message=bad.message)
 
     def channels(self) -> Mapping[str, socket.socket]:
         """The daemon's copies, for a keeper's successor."""
@@ -267,6 +313,7 @@ class Node(Imaging, Filing):
             cgroup=self.config.cgroup,
             state_dir=str(self.config.state_dir),
             default_image=self._stock.default_image,
+            interceptor=context.ways.interceptor(),
             uptime_s=(context.clock.boot_ns() - self._started_ns) / NS,
             sandboxes_running=len(self.roster.live),
             generation=context.store.generation,
@@ -328,7 +375,8 @@ class Node(Imaging, Filing):
     def _view(self, found: Sandbox | SandboxRecord) -> View:
         if isinstance(found, Sandbox):
             return found.view()
-        return sandbox_view(found, SandboxState.ENDED, now_ns=self.context.clock.boot_ns())
+        now_ns = self.context.clock.boot_ns()
+        return sandbox_view(found, SandboxState.ENDED, now_ns=now_ns, egress=stored_view(found))
 
     def _use(self) -> Use:
         live = [each.record.limits for each in self.roster.live.values()]

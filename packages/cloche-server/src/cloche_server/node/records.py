@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cloche.wire.commands import Command, CommandState, OutputState, StartCommand
+from cloche.wire.egress import EgressRecord, EgressView
 from cloche.wire.ends import End
 from cloche.wire.sandboxes import Isolation, Limits, Sandbox, SandboxState, Usage
 from cloche_server.engines.contract import IsolationReport
@@ -51,6 +52,8 @@ class SandboxRecord(msgspec.Struct, kw_only=True):
     lived_s: float | None = None
     last_usage: dict[str, Any] | None = None
     """What it had used when it ended."""
+    egress: dict[str, Any] | None = None
+    """What it may reach (`way.Plan`), with its grants. None only of one that an older version made."""
 
     def spec(self) -> SandboxSpec:
         """What the engine is told."""
@@ -86,6 +89,10 @@ class CommandRecord(msgspec.Struct, kw_only=True):
     end: dict[str, Any] | None = None
     ended_ns: int | None = None
     ended_at: float | None = None
+    slot: int = 0
+    """Which proxy address inside is its own."""
+    denials: list[dict[str, Any]] | None = None
+    """The first egress records in which it was refused."""
 
     @property
     def has_stderr(self) -> bool:
@@ -113,6 +120,7 @@ def sandbox_view(
     ends_in_s: float | None = None,
     commands_running: int = 0,
     usage: Usage | None = None,
+    egress: EgressView | None = None,
 ) -> Sandbox:
     return Sandbox(
         id=record.id,
@@ -137,6 +145,7 @@ def sandbox_view(
         usage=Usage.model_validate(record.last_usage) if usage is None and record.last_usage else usage,
         ended=End.model_validate(record.end) if record.end else None,
         first_command=record.first_command,
+        egress=egress or EgressView(),
     )
 
 
@@ -160,6 +169,7 @@ def command_view(
         output=output,
         stdin_offset=record.stdin_offset,
         ended=End.model_validate(record.end) if record.end else None,
+        denials=[EgressRecord.model_validate(each) for each in record.denials] if record.denials else [],
     )
 
 

@@ -15,7 +15,7 @@ from cloche.wire.ids import new_id
 from cloche.wire.sandboxes import Sandbox as View
 from cloche.wire.sandboxes import SandboxState, Usage
 from cloche_server import points
-from cloche_server.channel import Channel, ChannelError, JsonObject
+from cloche_server.channel import Channel, JsonObject
 from cloche_server.channel.streams import STREAMS_PER_OPENER_MAX
 from cloche_server.engines.contract import EngineError, Instance
 from cloche_server.node import lifecycle
@@ -26,15 +26,15 @@ from cloche_server.node.guest_text import escaped
 from cloche_server.node.keeping import Entry
 from cloche_server.node.keys import command_of_key, request_sha256
 from cloche_server.node.lifecycle import Cause, Facts, Life, Why
+from cloche_server.node.liveness import Liveness
 from cloche_server.node.records import CommandRecord, SandboxRecord, plain_request, sandbox_view
 from cloche_server.node.users import check_user
+from cloche_server.node.way import Plan
 
 RECENT_MAX: Final = 16
-SILENCE_S: Final = 60.0
-"""A channel that was silent this long is asked for a sign of life."""
-PONG_S: Final = 10.0
-PONGS_MISSED_MAX: Final = 2
 KILL_AGAIN_S: Final = 1.0
+CLOSE_S: Final = 5.0
+"""For what is still open on its way out; its guest is gone by then."""
 REACH_S: Final = 15.0
 """A call to a sandbox that is still being adopted waits so long: longer than a silent guest is waited for (`STATE_S`)."""
 
@@ -43,7 +43,12 @@ class Sandbox:
     """From its journal line to its end. Made by the node (`booting`) or by `adoption`."""
 
     def __init__(
-        self, context: Context, record: SandboxRecord, life: Life, on_ended: Callable[[Sandbox], None]
+        self,
+        context: Context,
+        record: SandboxRecord,
+        life: Life,
+        on_ended: Callable[[Sandbox], None],
+        plan: Plan | None = None,
     ) -> None:
         self.record = record
         self.life = life
@@ -60,13 +65,13 @@ class Sandbox:
         """A new daemon's way back to it. Until it is done the sandbox runs, and has no channel."""
         self.cpu_sample: tuple[int, float] | None = None
         self.was_ready = False
+        self.way = context.ways.open(record, self._command_record, plan)
         self._context = context
         self._on_ended = on_ended
         self._open_calls = 0
         self._idle_since_ns: int | None = context.clock.boot_ns()
         self._deadline: Entry | None = None
-        self._liveness: Entry | None = None
-        self._bytes_seen = -1
+        self._liveness: Liveness | None = None
         self._watch: asyncio.Task[Any] | None = None
         self.oom_kills = 0
         self._end_when_ready = False
@@ -85,7 +90,13 @@ class Sandbox:
         over = self.state is SandboxState.ENDED
         left = None if over else self.life.ends_in_s(now_ns, self._idle_since_ns)
         return sandbox_view(
-            self.record, self.state, now_ns=now_ns, ends_in_s=left, commands_running=len(self.running), usage=usage
+            self.record,
+            self.state,
+            now_ns=now_ns,
+            ends_in_s=left,
+            commands_running=len(self.running),
+            usage=usage,
+            egress=self.way.view(),
         )
 
     def journal(self, kind: str, detail: dict[str, Any] | None = None) -> None:
@@ -114,7 +125,9 @@ class Sandbox:
     def ready(self) -> None:
         if self.state is SandboxState.CREATING:
             self.runs()
-        self._liveness = self._context.agenda.after(SILENCE_S, self._check_alive)
+        if self.channel is not None:
+            self._liveness = Liveness(self._context, self.channel, self.id, self._silent)
+            self._liveness.begin()
         if self._end_when_ready:
             self.end(Cause(Why.COMMAND, by="command"))
 
@@ -131,28 +144,8 @@ class Sandbox:
         await instance.wait_dead()
         self.end(Cause(Why.DIED, detail="the engine's process died"))
 
-    def _check_alive(self) -> None:
-        if self.channel is None or self.state is not SandboxState.RUNNING:
-            return
-        seen = self.channel.stats.bytes_in
-        if seen != self._bytes_seen:
-            self._bytes_seen = seen
-            self._liveness = self._context.agenda.after(SILENCE_S, self._check_alive)
-        else:
-            self._context.spawn(self._ping(self.channel), f"ping {self.id}")
-
-    async def _ping(self, channel: Channel) -> None:
-        for _ in range(PONGS_MISSED_MAX):
-            try:
-                await channel.ping(PONG_S)
-            except TimeoutError:
-                continue
-            except ChannelError:
-                return  # `lost` has been told, with the reason
-            self._bytes_seen = channel.stats.bytes_in
-            self._liveness = self._context.agenda.after(SILENCE_S, self._check_alive)
-            return
-        self.end(Cause(Why.UNRESPONSIVE, detail=f"no answer to {PONGS_MISSED_MAX} pings of {PONG_S:g} s"))
+    def _silent(self, detail: str) -> None:
+        self.end(Cause(Why.UNRESPONSIVE, detail=detail))
 
     # --- times --------------------------------------------------------------------------------------
 
@@ -237,15 +230,16 @@ class Sandbox:
             if first.request_sha256 != wanted:
                 raise error("idempotency_conflict", "This Idempotency-Key was used for a different command.")
             return known, lambda: None
-        fields = self._exec_fields(command, request)
+        slot = self.way.slots.next()
+        fields = self._exec_fields(command, request, slot)
         check_size(request, fields)
         if channel.stats.streams_open + 2 > STREAMS_PER_OPENER_MAX - 16:
             raise error("overloaded", "The sandbox has as many open streams as it can have.", retry_after_s=1.0)
-        record = self._record_of(command, request, wanted, channel.next_stream_id())
+        record = self._record_of(command, request, wanted, channel.next_stream_id(), slot)
         running = self._journalled(record, request)
         return running, lambda: running.open(channel, fields)
 
-    def _record_of(self, command: str, request: StartCommand, wanted: str, stream: int) -> CommandRecord:
+    def _record_of(self, command: str, request: StartCommand, wanted: str, stream: int, slot: int) -> CommandRecord:
         clock = self._context.clock
         return CommandRecord(
             id=command,
@@ -255,6 +249,7 @@ class Sandbox:
             created_ns=clock.boot_ns(),
             created_at=clock.wall_s(),
             request_sha256=wanted,
+            slot=slot,
         )
 
     def _journalled(self, record: CommandRecord, request: StartCommand) -> RunningCommand:
@@ -272,31 +267,39 @@ class Sandbox:
 
     def take_over(self, running: RunningCommand) -> None:
         self.running[running.id] = running
+        self.way.slots.hold(running.record.slot, running.id)
         self._idle_since_ns = None
 
     def new_running(self, record: CommandRecord, log: CommandLog) -> RunningCommand:
         """For adoption."""
+        self.way.denials_again(record)
         return RunningCommand(self._context, self.record, record, log, self._command_ended, self._command_stuck)
 
     def open_again(self, running: RunningCommand) -> None:
         """For adoption: it was journalled, and the guest never heard of it."""
         request = StartCommand.model_validate(running.record.request)
-        running.open(self.usable(), self._exec_fields(running.id, request))
+        running.open(self.usable(), self._exec_fields(running.id, request, running.record.slot))
 
     def _known(self, command: str) -> RunningCommand | CommandRecord | None:
         return self.running.get(command) or self.recent.get(command) or self._context.store.command(self.id, command)
 
-    def _exec_fields(self, command: str, request: StartCommand) -> JsonObject:
+    def _command_record(self, command: str) -> CommandRecord | None:
+        found = self.running.get(command) or self.recent.get(command)
+        return None if found is None else found.record
+
+    def _exec_fields(self, command: str, request: StartCommand, slot: int) -> JsonObject:
         terminal = request.terminal
         fields: JsonObject = {
             "command": command,
             "argv": request.argv,
-            "env": request.env,
+            "env": self.way.exec_env(slot, request.env),
             "cwd": request.cwd or self.record.workdir or "/",
             "stdin": request.stdin or terminal is not None,
             "pty": None if terminal is None else terminal.model_dump(),
             "privileges": self.record.privileges,
         }
+        if slot:
+            fields["proxy_slot"] = slot
         user = request.user or self.record.user
         check_user(user)
         if user is not None:
@@ -305,6 +308,7 @@ class Sandbox:
 
     def _command_ended(self, command: RunningCommand) -> None:
         self.running.pop(command.id, None)
+        self.way.slots.free(command.record.slot, command.id)
         self.recent[command.id] = command
         while len(self.recent) > RECENT_MAX:
             self.recent.popitem(last=False)
@@ -332,9 +336,10 @@ class Sandbox:
         """Also for adoption, when an earlier daemon had journalled the cause."""
         self.cause = cause
         self.state = lifecycle.step(self.state, SandboxState.ENDING)
-        for entry in (self._deadline, self._liveness):
-            if entry is not None:
-                entry.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._liveness is not None:
+            self._liveness.stop()
         self._context.spawn(self._end(), f"end {self.id}")
 
     async def _end(self) -> None:
@@ -347,12 +352,14 @@ class Sandbox:
             await asyncio.wait([self.adoption])
         if self.channel is not None:
             self.channel.close("ended")
+        closing = self._context.spawn(self.way.close("ended"), f"close the way out of {self.id}")
         if self.instance is not None:
             used = self.instance.stats()
             self.record.last_usage = {"cpu_s": used.cpu_s, "memory_peak_bytes": used.memory_peak_bytes}
             self.oom_kills += await self._kill(self.instance)
         if self._watch is not None:
             self._watch.cancel()
+        await asyncio.wait([closing], timeout=CLOSE_S)
         self._settle()
 
     async def _kill(self, instance: Instance) -> int:

@@ -5,6 +5,7 @@
     journal/                                 see `journal`
     sandboxes/ID/record.json                 what is shown of it, 0600
     sandboxes/ID/commands.jsonl              see `command_book`
+    sandboxes/ID/egress.jsonl                every attempt to get out, see `egress.records`; made with the first
     sandboxes/ID/commands/ID/{output,index}  see `command_log`; made with the first byte of output
 
 Names below it are our own ids, never a guest's word.
@@ -89,6 +90,10 @@ class Store:
         freed = _bytes_below(directory)
         shutil.rmtree(directory, ignore_errors=False)
         return freed
+
+    def sandbox_dir(self, sandbox: str) -> Path:
+        assert is_id(sandbox, "sandbox"), "paths are made of our own ids"
+        return Path(f"{self._base}/{sandbox}")
 
     # --- commands -----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from cloche.wire import defaults
 from cloche.wire.commands import Cursor, StartCommand
+from cloche.wire.egress import Asked
 from cloche.wire.ends import End, EndReason
 from cloche.wire.errors import ClocheError, error
 from cloche.wire.files import TreeResult
@@ -62,10 +63,13 @@ def end_leftovers(roster: Roster) -> None:
 class Workshop:
     """Opens rooms for one build of this caller; `empty` is the file of a root with nothing but the agent."""
 
-    def __init__(self, maker: Maker, caller: Caller, empty: Callable[[], Awaitable[str]]) -> None:
+    def __init__(
+        self, maker: Maker, caller: Caller, empty: Callable[[], Awaitable[str]], egress: Sequence[Asked] = ()
+    ) -> None:
         self._maker = maker
         self._caller = Caller(caller.tenant, f"{OWNER}{new_id('sandbox')}")
-        self._for = caller.owner
+        self._for = caller
+        self._egress = list(egress)
         self._empty = empty
 
     async def open(self, root_file: str | None, *, disk_bytes: int, memory_bytes: int) -> Room:
@@ -84,11 +88,13 @@ class Workshop:
             privileges=PRIVILEGES,
             user=USER,
             workdir="/",
-            labels={"cloche.build": self._for},
+            labels={"cloche.build": self._for.owner},
+            egress=self._egress,
         )
         root = Root(name="build", file=file, digest=None, user=USER, workdir="/", env={})
         engine = self._maker.engines["gvisor"]
-        return Room(self._maker, await self._maker.create_from(self._caller, request, root, engine))
+        plan = await self._maker.context.ways.plan(self._for, request)
+        return Room(self._maker, await self._maker.create_from(self._caller, request, root, engine, plan))
 
 
 class Room:

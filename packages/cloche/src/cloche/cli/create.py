@@ -11,6 +11,8 @@ from cloche.cli.units import DURATION
 @click.command("create", cls=options.DashCommand, context_settings={"allow_interspersed_args": False})
 @options.command_options
 @options.sandbox_options
+@options.egress_options
+@options.secret_option
 @click.option("--timeout", type=DURATION, help="End the first command after this long.")
 @click.option("--ttl", type=DURATION, help="How long the sandbox lives (15m, at most 24h).")
 @click.option("--json", "as_json", is_flag=True, help="Print the sandbox's view.")

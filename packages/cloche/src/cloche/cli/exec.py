@@ -17,6 +17,7 @@ def command(words: tuple[str, ...], **given: Any) -> int:
     """Run a command in a sandbox. stdout, stderr and the exit code are the command's own."""
     target, argv = options.target_and_command(words)
     from cloche.cli import session
+    from cloche.cli.denials import show_denials
     from cloche.cli.failure import show_end
     from cloche.cli.terminal import attach, local_terminal
 
@@ -32,4 +33,6 @@ def command(words: tuple[str, ...], **given: Any) -> int:
 
             done = carry(job, stdin=given["interactive"], kill=job.kill)
         is_plain = done.ended is not None and done.ended.reason.value == "exited"
-        return show_end(done, None if is_plain else node.connect(done.sandbox).view)
+        code = show_end(done, None if is_plain else node.connect(done.sandbox).view)
+        show_denials(done, lives=True)
+        return code

@@ -215,12 +215,27 @@ def remove_state(where: Place) -> list[str]:
             shutil.rmtree(directory)
             removed.append(str(directory))
             _remove_empty_above(directory)
+    removed += _remove_keys(where)
     if where.mode == "machine":
         cgroups: Any = importlib.import_module("cloche_server.node.launch.cgroup")
         removed += [str(path) for path in cgroups.take_back(SYSTEM_USER)]
         if subprocess.run(["userdel", SYSTEM_USER], capture_output=True, check=False).returncode == 0:
             removed.append(f"the user {SYSTEM_USER}")
     return removed
+
+
+def _remove_keys(where: Place) -> list[str]:
+    """The node's own keys, which open nothing any more. What the operator wrote beside them stays."""
+    places: Any = importlib.import_module("cloche_server.node.launch.places")
+    config: Path = places.default_config_dir(where.mode)
+    keys = config / "keys"
+    if not keys.is_dir() or keys.is_symlink():
+        return []
+    shutil.rmtree(keys)
+    with contextlib.suppress(OSError):  # policy.yaml and the like are there
+        config.rmdir()
+    _remove_empty_above(config)
+    return [str(keys)]
 
 
 def _remove_empty_above(directory: Path) -> None:

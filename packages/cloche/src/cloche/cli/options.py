@@ -26,7 +26,7 @@ _COPY: Final = (
     "cloche cp ./data ID:/workspace/data, cloche exec ID -- CMD, cloche cp ID:/workspace/out ./out"
 )
 _PORT: Final = "nothing inside listens on the host. Forward a port while you need it: cloche port ID PORT"
-_NETWORK: Final = "a sandbox has no network interface; there is nothing to attach it to"
+_NETWORK: Final = "a sandbox has no network interface. Name what it may reach instead: --allow HOST, --preset NAME"
 _ISOLATION: Final = "no option lowers a sandbox's isolation. Inside, `--user root` works, without capabilities"
 _DETACH: Final = "use cloche create [IMAGE] -- CMD; it prints the id, and cloche logs -f ID follows it"
 
@@ -164,6 +164,36 @@ def sandbox_options(function: F) -> F:
     )
 
 
+def egress_options(function: F) -> F:
+    """What a new sandbox, or a build's steps, may reach."""
+    return _apply(
+        function,
+        [
+            click.option(
+                "--allow",
+                multiple=True,
+                metavar="HOST[:PORT]",
+                help="Let it reach this host (*.HOST: all below); 443 and 80 without a port.",
+            ),
+            click.option(
+                "--ask", multiple=True, metavar="HOST[:PORT]", help="A person is asked each time: cloche approvals"
+            ),
+            click.option("--preset", "presets", multiple=True, metavar="NAME", help="A named list: python-packages, …"),
+        ],
+    )
+
+
+def secret_option(function: F) -> F:
+    text = "Lend it a secret: inside, a variable of this name holds a placeholder."
+    return click.option("--secret", "secrets", multiple=True, metavar="NAME", help=text)(function)
+
+
+def egress_of(given: dict[str, Any]) -> list[str]:
+    """The first rule that fits decides: what must be asked stands before what is allowed."""
+    asked = [f"ask:{host}" for host in given.get("ask") or ()]
+    return [*asked, *(given.get("allow") or ()), *(f"preset:{name}" for name in given.get("presets") or ())]
+
+
 def pull_option(function: F) -> F:
     choice = click.Choice(["missing", "always", "never"])
     return click.option("--pull", type=choice, help="When to ask the registry for the image (missing).")(function)
@@ -245,6 +275,8 @@ def create_request(image: str | None, given: dict[str, Any], command: "FirstComm
         "retain_s": given.get("retain"),
         "privileges": given.get("privileges"),
         "noexec_tmp": given.get("noexec_tmp"),
+        "egress": egress_of(given),
+        "secrets": list(given.get("secrets") or ()),
         "command": command,
     }
     request: CreateSandbox = checked(CreateSandbox, fields)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 @options.terminal_options
 @options.command_options
 @options.sandbox_options
+@options.egress_options
+@options.secret_option
 @click.option("--timeout", type=DURATION, help="End the command after this long (5m).")
 @click.option("--ttl", type=DURATION, help="How long the sandbox may live (its command's time and a minute).")
 @click.option(
@@ -58,6 +60,7 @@ def build(words: tuple[str, ...], given: dict[str, Any]) -> "CreateSandbox":
 
 def perform(node: "Node", request: "CreateSandbox", *, keep: bool, stdin: bool) -> int:
     """Creates, carries, reports; answers the exit code."""
+    from cloche.cli.denials import show_denials
     from cloche.cli.failure import show_end
     from cloche.cli.session import create, first_command
 
@@ -78,7 +81,9 @@ def perform(node: "Node", request: "CreateSandbox", *, keep: bool, stdin: bool) 
     if keep:
         _tell(f"kept {short(box.id)}; end it: cloche kill {short(box.id)}")
     is_plain = done.ended is not None and done.ended.reason.value == "exited"
-    return show_end(done, None if is_plain else box.info())
+    code = show_end(done, None if is_plain else box.info())
+    show_denials(done, lives=keep)
+    return code
 
 
 def _tell(text: str) -> None:

@@ -55,6 +55,10 @@ def create(node: "Node", request: "CreateSandbox") -> "Sandbox":
                 shown.append(stack.enter_context(showing(event.image or request.image or "image")))
             shown[0](event)
 
+        if request.secrets and node.info().interceptor == "not made":
+            from cloche.cli.progress import spinning
+
+            stack.enter_context(spinning("making the interceptor's packages (once, about half a minute)"))
         return node.create(request, on_event=show)
 
 

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 ARGV: Final = ("/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 """The image's bash, or its sh."""
+NEW_ONLY: Final = ("name", "memory", "cpus", "disk", "pids", "ttl", "allow", "ask", "presets", "secrets")
 
 
 @click.command("shell")
 @options.command_options
 @options.sandbox_options
+@options.egress_options
+@options.secret_option
 @click.option("--image", help="The image of the new sandbox.")
 @options.pull_option
 @click.option("--ttl", type=DURATION, help="How long the new sandbox may live (24h; it ends with the shell).")
@@ -29,8 +32,8 @@ def command(target: str | None, image: str | None, **given: Any) -> int:
 
     Enter, then `~.` leaves the shell running and comes back here; end its sandbox: cloche kill ID
     """
-    if target and (image or any(given[name] for name in ("name", "memory", "cpus", "disk", "pids", "ttl"))):
-        raise click.UsageError("limits, image and name are for a new sandbox; leave ID out, or leave them out")
+    if target and (image or any(given[name] for name in NEW_ONLY)):
+        raise click.UsageError("limits, image, name and egress are for a new sandbox; leave ID out, or leave them out")
     from cloche.cli import session
 
     with session.connect(start=target is None) as node:

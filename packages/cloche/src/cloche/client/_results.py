@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cloche.wire.commands import Command, Cursor
+from cloche.wire.egress import EgressRecord
 from cloche.wire.ends import End, EndReason
 from cloche.wire.errors import CLASSES
 from cloche.wire.ids import short
@@ -81,6 +82,11 @@ class Result:
         return self.end.reason
 
     @property
+    def denials(self) -> list[EgressRecord]:
+        """What it tried to reach and was refused (the first 20): each says why, and how a person can allow it."""
+        return self.command.denials
+
+    @property
     def command_id(self) -> str:
         return self.command.id
 
@@ -100,6 +106,8 @@ class Result:
             parts.append(f"stdout={shown(self.stdout_bytes)}")
         if self.stderr_bytes:
             parts.append(f"stderr={shown(self.stderr_bytes)}")
+        if self.denials:
+            parts.append(f"denials={len(self.denials)}")
         return " ".join([*parts, f"command={short(self.command.id)}>"])
 
 

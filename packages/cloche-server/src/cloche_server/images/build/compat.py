@@ -1,8 +1,8 @@
 """`--compat`: buildah does the whole build, inside one sandbox, for Dockerfiles that `builder` refuses.
 
 It needs no privilege beyond package-install: a user namespace inside gVisor gives buildah the capabilities that it wants, over nothing
-but the sandbox. Base images go in as OCI layouts, the result comes out as one. There is no network and no cache; the storage is a tmpfs,
-so the room's memory holds the base images. It can do what the buildah of its image can (1.28 knows no heredocs).
+but the sandbox. Base images go in as OCI layouts, the result comes out as one. There is no cache; the storage is a tmpfs, so the
+room's memory holds the base images. It can do what the buildah of its image can (1.28 knows no heredocs).
 """
 
 from __future__ import annotations

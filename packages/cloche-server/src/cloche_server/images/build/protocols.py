@@ -53,7 +53,7 @@ class Found:
 
 
 class Room(Protocol):
-    """One sandbox for the steps of one stage: privileges package-install, no network, a time and size of its own."""
+    """One sandbox for the steps of one stage: privileges package-install, the build's own way out, a time and size of its own."""
 
     @property
     def drop(self) -> Sequence[str]:

@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
                 run=(options.run_dir or default_run_dir(options.mode)).absolute(),
                 images=(options.images_dir or default_images_dir()).absolute(),
                 store_dir=options.store_dir.absolute() if options.store_dir else None,
+                config_dir=options.config_dir.absolute() if options.config_dir else None,
             )
             accept = tuple(name for name in options.accept.split(",") if name)
             more = ("--listen", options.listen) if options.listen else ()
@@ -41,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     start = verbs.add_parser("up")
     start.add_argument("--mode", choices=MODES, required=True)
-    for name in ("--state-dir", "--run-dir", "--images-dir", "--store-dir"):
+    for name in ("--state-dir", "--run-dir", "--images-dir", "--store-dir", "--config-dir"):
         start.add_argument(name, type=Path)
     start.add_argument("--accept", default="")
     start.add_argument("--listen")

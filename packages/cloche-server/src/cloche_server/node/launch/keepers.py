@@ -21,6 +21,7 @@ from typing import Final
 
 import cloche_engine
 from cloche.wire.errors import ClocheError, error
+from cloche_server.engines.interceptor import command
 from cloche_server.keeper import kernel
 from cloche_server.keeper.client import KeeperClient, KeeperGone, KeeperRefused
 from cloche_server.node.launch import cgroup as cgroups
@@ -90,6 +91,12 @@ class KeeperHouse:
             self._hold(client)
             await self._hand_over(client, channels)
             return client
+
+    async def show_interceptor(self, channels: Mapping[str, socket.socket]) -> None:
+        """A successor, when the keeper was started before the interceptor's Python was there, or where it was."""
+        wanted = beside_directories()
+        if wanted and self.client.facts.get("beside") != wanted:
+            await self.replace(channels)
 
     async def end_if_idle(self) -> None:
         """For a daemon that cannot serve after all: a keeper that holds nothing would be left for nobody."""
@@ -171,7 +178,8 @@ class KeeperHouse:
             "socket": str(self._paths.keeper_socket),
             "images": str(self._paths.images),
             "store": str(self._paths.store),
-            "engines": engine_directories(),
+            "engines": {**engine_directories(), **interceptor_directory(self._paths)},
+            "beside": beside_directories(),
             "cgroups": None if delegated is None else delegated.to_object(),
         }
         namespace = self._namespace if self._namespace >= 0 else find_namespace(self._range())
@@ -270,6 +278,24 @@ def engine_directories() -> dict[str, str]:
         found["converter"] = str(cloche_engine.agent_path().parent)
     microvm = microvm_dir()
     return found if microvm is None else {**found, "qemu": str(microvm)}
+
+
+def interceptor_directory(paths: NodePaths) -> dict[str, str]:
+    """Where its environments are made, at first need: shown to interceptors before there is one."""
+    paths.interceptor_dir.mkdir(parents=True, exist_ok=True)
+    with suppress(PermissionError):  # put there by somebody else, as he wants it
+        paths.interceptor_dir.chmod(0o755)
+    return {"interceptor": str(paths.interceptor_dir)}
+
+
+def beside_directories() -> dict[str, str]:
+    """What the interceptor reads beside its environment. Without an interpreter there is none, and it is missing by name."""
+    from cloche_server.egress.interception import interpreter  # loads all of egress, which a launcher does not need
+
+    found = interpreter.find()
+    if found is None:
+        return {}
+    return {command.PYTHON: str(found.prefix), command.PROGRAM: str(interpreter.PROGRAM)}
 
 
 def find_runsc() -> Path:

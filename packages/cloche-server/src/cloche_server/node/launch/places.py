@@ -24,11 +24,20 @@ class NodePaths:
     images: Path
     """Root file systems that were made elsewhere; only read."""
     store_dir: Path | None = None
+    config_dir: Path | None = None
+    """The operator's own files: registries, trust, policy. None: the usual place of the mode."""
 
     @property
     def store(self) -> Path:
         """The image store: what the node itself pulled, imported and built."""
         return self.store_dir or self.state / "images"
+
+    def config(self, mode: str) -> Path:
+        return self.config_dir or default_config_dir(mode)
+
+    def keys(self, mode: str) -> Path:
+        """Keys of the node's own making. Apart from the state, so that a copy of that opens nothing."""
+        return self.config(mode) / "keys"
 
     @property
     def api_socket(self) -> Path:
@@ -41,6 +50,11 @@ class NodePaths:
     @property
     def keeper_dir(self) -> Path:
         return self.state / "keeper"
+
+    @property
+    def interceptor_dir(self) -> Path:
+        """The environments that interceptors run with."""
+        return self.state / "interceptor"
 
     @property
     def daemon_log(self) -> Path:
@@ -70,7 +84,7 @@ def default_run_dir(mode: str) -> Path:
 
 
 def default_config_dir(mode: str) -> Path:
-    """Where `registries.toml` and `trust.toml` are looked for."""
+    """Where `registries.toml`, `trust.toml` and `policy.yaml` are looked for."""
     if mode == "machine":
         return MACHINE_CONFIG
     home = os.environ.get("XDG_CONFIG_HOME")

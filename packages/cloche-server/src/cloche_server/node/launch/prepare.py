@@ -114,10 +114,18 @@ def prepare_root(paths: NodePaths, accept: tuple[str, ...] = ()) -> Prepared:
         directory.mkdir(mode=mode, parents=True, exist_ok=True)
         directory.chmod(mode)
         os.chown(directory, user.pw_uid, user.pw_gid)
+    paths.config("machine").mkdir(mode=0o755, parents=True, exist_ok=True)
+    _make_keys(paths.keys("machine"), user)
     ids = machine_range(paths.range_file)
     if "no-cgroup" not in accept:
         cgroups.give(user.pw_uid, user.pw_gid, "cloche")
     return Prepared(user.pw_uid, user.pw_gid, ids)
+
+
+def _make_keys(directory: Path, user: pwd.struct_passwd) -> None:
+    """The one place below the configuration that the node's user may write."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    os.chown(directory, user.pw_uid, user.pw_gid)
 
 
 def ensure_system_user() -> pwd.struct_passwd:

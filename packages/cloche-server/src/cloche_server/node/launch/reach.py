@@ -17,12 +17,16 @@ from cloche_server.keeper import kernel
 
 
 def needed_paths(images: Path) -> list[Path]:
-    """What the daemon and the keeper read: the interpreter, the environment, the packages, the images."""
+    """What the daemon and the keeper read: the interpreters, the environment, the packages, the images."""
     import cloche
     import cloche_engine
     import cloche_server
+    from cloche_server.egress.interception import interpreter
 
     found = [Path(sys.base_prefix), Path(sys.prefix), images]
+    python = interpreter.find()
+    if python is not None:
+        found.append(python.prefix)
     for package in (cloche, cloche_server, cloche_engine):
         found += [Path(path) for path in package.__path__]
     return sorted({path.resolve() for path in found if path.exists()})

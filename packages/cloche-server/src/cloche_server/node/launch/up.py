@@ -105,7 +105,7 @@ def _daemon_argv(
 ) -> list[str]:
     argv = [sys.executable, *program, "--mode", mode, "--state-dir", str(paths.state)]
     argv += ["--run-dir", str(paths.run), "--images-dir", str(paths.images), "--store-dir", str(paths.store)]
-    argv += ["--keeper-socket", str(paths.keeper_socket)]
+    argv += ["--keeper-socket", str(paths.keeper_socket), "--config-dir", str(paths.config(mode))]
     return argv + (["--accept", ",".join(accept)] if accept else []) + list(more)
 
 
@@ -145,7 +145,13 @@ def _enter_cgroup_v2() -> None:
 
 
 def _machine_environment(paths: NodePaths) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name.startswith("CLOCHE_")}
+    """Of the operator's own only what is meant for a node, and which package index his pip uses."""
+    from cloche_server.egress.interception import interpreter
+
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("CLOCHE_", "PIP_"))}
+    python = interpreter.find()  # as the launcher's user sees it: the system user may not look there
+    if python is not None:
+        kept[interpreter.VARIABLE] = str(python.executable)
     return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(paths.state), "LANG": "C.UTF-8"}
 
 

@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
+from cloche.cli import options
 from cloche.cli.units import SIZE
 
 
@@ -29,6 +31,7 @@ from cloche.cli.units import SIZE
 )
 @click.option("-m", "--memory", type=SIZE, help="Memory limit of a step.")
 @click.option("--disk", type=SIZE, help="Limit of what a step may write.")
+@options.egress_options
 @click.option("-q", "--quiet", is_flag=True, help="Only the digest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the image's view.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
@@ -44,10 +47,11 @@ def command(
     disk: int | None,
     quiet: bool,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Build an image from the Dockerfile in DIR. Prints its digest.
 
-    Each step runs in a sandbox of its own, never on the host, and has no network. A step that was built before from the
+    Each step runs in a sandbox of its own, never on the host, and reaches only what --allow and --preset name. A step that was built before from the
     same things is taken from there. What .dockerignore names is not sent. The opposite is: cloche image rm NAME
     """
     from cloche.cli import render, session
@@ -64,6 +68,7 @@ def command(
             compat=compat,
             memory_bytes=memory,
             disk_bytes=disk,
+            egress=options.egress_of(given),
             on_event=show,
         )
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from cloche.client._context import BuildContext, archive_parts
 from cloche.client._credentials import may_carry, saved_credentials
 from cloche.client._image_events import ImageReader
 from cloche.client._requests import read_model, request_body
+from cloche.wire.egress import Asked
 from cloche.wire.images import (
     BuildOptions,
     Credentials,
@@ -89,13 +90,17 @@ class AsyncImages:
         compat: bool = False,
         memory_bytes: int | None = None,
         disk_bytes: int | None = None,
+        egress: Sequence[Asked] = (),
         on_event: OnEvent | None = None,
     ) -> ImageView:
-        """From a Dockerfile, each step in a sandbox. `dockerfile` None: the one in the context."""
+        """From a Dockerfile, each step in a sandbox. `dockerfile` None: the one in the context.
+
+        `egress` is what RUN steps may reach, as for a sandbox; without it, nothing.
+        """
         packed = BuildContext(Path(context), None if dockerfile is None else Path(dockerfile))
         fields: dict[str, Any] = {"name": name, "dockerfile": packed.dockerfile, "args": dict(args or {})}
         fields |= {"target": target, "no_cache": no_cache, "compat": compat}
-        fields |= {"memory_bytes": memory_bytes, "disk_bytes": disk_bytes}
+        fields |= {"memory_bytes": memory_bytes, "disk_bytes": disk_bytes, "egress": builtins.list(egress)}
         options = request_body(BuildOptions, **fields).decode()
         return (await self._follow("build", {"options": options}, _in_turn(packed.blocks()), _TAR, on_event))[-1]
 

@@ -18,9 +18,11 @@ from cloche.wire.sandboxes import CreateSandbox, SandboxList
 from cloche.wire.sandboxes import Sandbox as SandboxView
 
 if TYPE_CHECKING:
+    from cloche.client._async.approvals import AsyncApprovals
     from cloche.client._async.commands import AsyncCommand
     from cloche.client._async.images import AsyncImages
     from cloche.client._async.sandbox import AsyncSandbox
+    from cloche.client._async.secrets import AsyncSecrets
 
 
 class AsyncNode:
@@ -42,6 +44,18 @@ class AsyncNode:
         from cloche.client._async.images import AsyncImages
 
         return AsyncImages(self._transport)
+
+    @property
+    def secrets(self) -> AsyncSecrets:
+        from cloche.client._async.secrets import AsyncSecrets
+
+        return AsyncSecrets(self._transport)
+
+    @property
+    def approvals(self) -> AsyncApprovals:
+        from cloche.client._async.approvals import AsyncApprovals
+
+        return AsyncApprovals(self._transport)
 
     async def create(
         self, request: CreateSandbox, *, key: str | None = None, on_event: Callable[[ImageEvent], object] | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from cloche.client._async.commands import AsyncCommands
+from cloche.client._async.egress import AsyncEgress
 from cloche.client._async.files import AsyncFiles
 from cloche.client._async.node import AsyncNode
 from cloche.client._async.ports import AsyncPortConnection, AsyncPorts
@@ -17,6 +18,7 @@ from cloche.client._requests import invalid, request_body
 from cloche.client._results import Result, escaped
 from cloche.wire import defaults
 from cloche.wire.commands import OnFull
+from cloche.wire.egress import Asked
 from cloche.wire.ends import End
 from cloche.wire.ids import short
 from cloche.wire.sandboxes import CreateSandbox, Extend
@@ -37,6 +39,7 @@ class AsyncSandbox:
         self.commands = AsyncCommands(node.transport, view.id)
         self.files = AsyncFiles(node.transport, view.id)
         self.ports = AsyncPorts(node.transport, view.id)
+        self.egress = AsyncEgress(node.transport, view.id)
 
     @classmethod
     async def create(
@@ -55,12 +58,17 @@ class AsyncSandbox:
         workdir: str | None = None,
         labels: Mapping[str, str] | None = None,
         isolation: Literal["gvisor", "microvm", "any"] = "any",
+        egress: Sequence[Asked] = (),
+        secrets: Sequence[str] = (),
         node: AsyncNode | None = None,
         **more: Any,
     ) -> AsyncSandbox:
         """Starts a sandbox. `image` None: the node's default. `more`: any other field of `CreateSandbox`.
 
-        An image that is not on the node is pulled first. Without `node` the usual one is asked.
+        `egress` is what it may reach: `"api.example.com"`, `"*.example.com:8443"`, `"preset:python-packages"`,
+        `"ask:hooks.example.com"`, or an `EgressRule`. `secrets` names what the operator has bound: inside, a variable of
+        that name holds a placeholder. An image that is not on the node is pulled first. Without `node` the usual one is
+        asked.
         """
         limits = {
             "cpus": cpus,
@@ -77,6 +85,7 @@ class AsyncSandbox:
             "workdir": workdir,
         }
         fields |= {"env": dict(env or {}), "labels": dict(labels or {}), "isolation": isolation}
+        fields |= {"egress": builtins.list(egress), "secrets": builtins.list(secrets)}
         fields["limits"] = {key: value for key, value in limits.items() if value is not None}
         try:
             request = CreateSandbox.model_validate({**fields, **more})

@@ -19,9 +19,11 @@ from cloche.wire.sandboxes import CreateSandbox, SandboxList
 from cloche.wire.sandboxes import Sandbox as SandboxView
 
 if TYPE_CHECKING:
+    from cloche.client._sync.approvals import Approvals
     from cloche.client._sync.commands import Command
     from cloche.client._sync.images import Images
     from cloche.client._sync.sandbox import Sandbox
+    from cloche.client._sync.secrets import Secrets
 
 
 class Node:
@@ -43,6 +45,18 @@ class Node:
         from cloche.client._sync.images import Images
 
         return Images(self._transport)
+
+    @property
+    def secrets(self) -> Secrets:
+        from cloche.client._sync.secrets import Secrets
+
+        return Secrets(self._transport)
+
+    @property
+    def approvals(self) -> Approvals:
+        from cloche.client._sync.approvals import Approvals
+
+        return Approvals(self._transport)
 
     def create(
         self, request: CreateSandbox, *, key: str | None = None, on_event: Callable[[ImageEvent], object] | None = None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,11 +13,13 @@ from pydantic import ValidationError
 from cloche.client._requests import invalid, request_body
 from cloche.client._results import Result, escaped
 from cloche.client._sync.commands import Commands
+from cloche.client._sync.egress import Egress
 from cloche.client._sync.files import Files
 from cloche.client._sync.node import Node
 from cloche.client._sync.ports import PortConnection, Ports
 from cloche.wire import defaults
 from cloche.wire.commands import OnFull
+from cloche.wire.egress import Asked
 from cloche.wire.ends import End
 from cloche.wire.ids import short
 from cloche.wire.sandboxes import CreateSandbox, Extend
@@ -38,6 +40,7 @@ class Sandbox:
         self.commands = Commands(node.transport, view.id)
         self.files = Files(node.transport, view.id)
         self.ports = Ports(node.transport, view.id)
+        self.egress = Egress(node.transport, view.id)
 
     @classmethod
     def create(
@@ -56,12 +59,17 @@ class Sandbox:
         workdir: str | None = None,
         labels: Mapping[str, str] | None = None,
         isolation: Literal["gvisor", "microvm", "any"] = "any",
+        egress: Sequence[Asked] = (),
+        secrets: Sequence[str] = (),
         node: Node | None = None,
         **more: Any,
     ) -> Sandbox:
         """Starts a sandbox. `image` None: the node's default. `more`: any other field of `CreateSandbox`.
 
-        An image that is not on the node is pulled first. Without `node` the usual one is asked.
+        `egress` is what it may reach: `"api.example.com"`, `"*.example.com:8443"`, `"preset:python-packages"`,
+        `"ask:hooks.example.com"`, or an `EgressRule`. `secrets` names what the operator has bound: inside, a variable of
+        that name holds a placeholder. An image that is not on the node is pulled first. Without `node` the usual one is
+        asked.
         """
         limits = {
             "cpus": cpus,
@@ -78,6 +86,7 @@ class Sandbox:
             "workdir": workdir,
         }
         fields |= {"env": dict(env or {}), "labels": dict(labels or {}), "isolation": isolation}
+        fields |= {"egress": builtins.list(egress), "secrets": builtins.list(secrets)}
         fields["limits"] = {key: value for key, value in limits.items() if value is not None}
         try:
             request = CreateSandbox.model_validate({**fields, **more})
