@@ -255,6 +255,10 @@ async def test_the_bytes_in_all_are_an_end(tmp_path: Path) -> None:
             refused = await world.connect_proxy(HOST, server.port).rest()
             assert b"X-Cloche-Denied: bytes_used_up" in refused
             assert world.codes("closed") == ["bytes_used_up"]
+        async with opened(  # a new daemon's gate of the same sandbox
+            tmp_path, [tcp(HOST, server.port)], ports=[server.port], organisation=HERE, limits=limits
+        ) as world:
+            assert b"X-Cloche-Denied: bytes_used_up" in await world.connect_proxy(HOST, server.port).rest()
 
 
 @pytest.mark.req("NET-8")

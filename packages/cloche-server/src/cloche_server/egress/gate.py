@@ -64,7 +64,8 @@ class Gate:
         self.command_line_of = command_line_of
         self.placeholders = placeholders
         self._loop = asyncio.get_running_loop()
-        self.limits = Limits(limits, self._loop.time())
+        used = records.bytes_moved() if limits.bytes_total is not None else 0  # by an earlier daemon's gate
+        self.limits = Limits(limits, self._loop.time(), bytes_used=used)
         self.connections: set[Connection] = set()
         self.names_refused: dict[tuple[str, str | None], float] = {}
         """By name and command: until when a refusal is not recorded again."""

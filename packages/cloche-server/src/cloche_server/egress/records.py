@@ -69,6 +69,11 @@ class Records:
         records = (EgressRecord.model_validate_json(line) for line in lines)
         return list(itertools.islice((each for each in records if each.seq > after), limit))
 
+    def bytes_moved(self) -> int:
+        """By connections that are closed, as far as their records are kept."""
+        closed = (EgressRecord.model_validate_json(line) for line in self._lines() if b'"verdict":"closed"' in line)
+        return sum((each.bytes_up or 0) + (each.bytes_down or 0) for each in closed)
+
     async def wait(self, after: int) -> None:
         """Until there is a record with a number above `after`. The caller sets the time-out."""
         while self.seq <= after:
