@@ -32,6 +32,11 @@ MEANINGS: Final[dict[str, str]] = {
     "TTL_S_MAX": "the longest life of a sandbox",
     "IDLE_TIMEOUT_S": "end after this time without a command",
     "EGRESS": "what a sandbox may reach",
+    "EGRESS_CONNECTIONS": "connections out of a sandbox at one time",
+    "EGRESS_CONNECTIONS_MAX": "most connections that can be asked for",
+    "EGRESS_ATTEMPTS_PER_S": "attempts to get out in a second, refused ones too",
+    "APPROVAL_S": "how long a question waits for a person; then it is denied",
+    "APPROVAL_SCOPE_S_MAX": "the longest scope of an approval, where the organisation's file enables scopes",
     "IMAGE": "the image",
     "CPUS_MAX": "most CPUs that can be asked for",
     "MEMORY_BYTES_MIN": "least memory that can be asked for",
@@ -118,6 +123,7 @@ ENVIRONMENT: Final = """`cloche VERB --help` prints the same. What the environme
 | `CLOCHE_IMAGE` | the default image of a node, for `up` and for a node that `run` starts |
 | `CLOCHE_ROOTFS` | a prebuilt root file system (`python.erofs`): the node's default image when it is there |
 | `CLOCHE_REGISTRIES`, `CLOCHE_TRUST` | the node's files for registries and signatures: [images](../how-to/images.md) |
+| `CLOCHE_INTERCEPTOR_PYTHON` | the Python that a node's interceptor runs with, where it does not find one: [egress](../how-to/egress.md) |
 | `CLOCHE_DEBUG` | show where an error comes from |
 | `NO_COLOR` | no colours |
 

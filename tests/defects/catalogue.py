@@ -21,11 +21,17 @@ with `from ... import` is patched there.
 """
 
 from tests.defects.defect import Defect
+from tests.defects.egress import EGRESS
 from tests.defects.images import IMAGES
+from tests.defects.interception import INTERCEPTION
 from tests.defects.lives import LIVES
+from tests.defects.policy import POLICY
+from tests.defects.secrets import SECRETS
 from tests.defects.walls import WALLS
 
-DEFECTS: tuple[Defect, ...] = tuple(sorted((*WALLS, *LIVES, *IMAGES), key=lambda defect: defect.id))
+DEFECTS: tuple[Defect, ...] = tuple(
+    sorted((*WALLS, *LIVES, *IMAGES, *EGRESS, *POLICY, *INTERCEPTION, *SECRETS), key=lambda defect: defect.id)
+)
 
 
 def by_id(defect_id: str) -> Defect:

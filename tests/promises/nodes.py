@@ -36,20 +36,41 @@ def wait_until(true: Callable[[], object], seconds: float = 20.0, what: str = ""
 class RealNode:
     """One node of this machine (as root) or of this user."""
 
-    def __init__(self, base: Path, *, images: Path | None = None) -> None:
+    def __init__(self, base: Path, *, images: Path | None = None, policy: str | None = None) -> None:
+        """`policy`: the organisation's file, before the first start; `write_policy` changes it."""
         self.base = base
         self.mode = "machine" if os.getuid() == 0 else "user"
-        self.paths = NodePaths(base / "state", base / "run", images or default_images_dir())
+        config = base / "config"
+        self.paths = NodePaths(base / "state", base / "run", images or default_images_dir(), config_dir=config)
+        if policy is not None:
+            self.write_policy(policy)
         self.pid = 0
         self.starts = 0
 
     # ---------------------------------------------------------------- its processes
+
+    def with_interceptor(self) -> RealNode:
+        """Its packages are there already, as if the node had made them: tests share one copy of them."""
+        from cloche_server.egress.interception import interpreter
+        from tests.promises.egress.interceptor_node import place_environment
+
+        place_environment(self.paths.state, interpreter.LOCK_FILE, real=True)
+        return self
 
     def start(self) -> None:
         """A daemon; one that finds a living keeper adopts its sandboxes."""
         self.pid = up(self.paths, mode=self.mode)
         assert self.pid, "a daemon was there already"
         self.starts += 1
+
+    def write_policy(self, text: str) -> None:
+        """The organisation's file. A node reads it again when it has changed."""
+        directory = self.paths.config(self.mode)
+        directory.mkdir(mode=0o755, exist_ok=True)
+        scratch = directory / "policy.yaml.new"
+        scratch.write_text(text)
+        scratch.chmod(0o644)
+        scratch.rename(directory / "policy.yaml")
 
     def kill_daemon(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -160,10 +181,14 @@ def _is_gone(pid: int) -> bool:
 
 
 @contextmanager
-def real_node(*, images: Path | None = None) -> Iterator[RealNode]:
+def real_node(
+    *, images: Path | None = None, policy: str | None = None, interceptor: bool = False
+) -> Iterator[RealNode]:
     base = Path(tempfile.mkdtemp(prefix="cloche-promise-"))
     base.chmod(0o755)
-    node = RealNode(base, images=images)
+    node = RealNode(base, images=images, policy=policy)
+    if interceptor:
+        node.with_interceptor()
     try:
         node.start()
         yield node

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from cloche.cli.image import VERBS as IMAGE_VERBS
-from cloche.cli.main import VERBS
+from cloche.cli.main import VERBS, cli
 from cloche.wire.errors import ClocheError
 from tests.promises.chroots import IS_CGROUP_V2
 from tests.promises.clean_machines import CALL, CleanMachine
@@ -130,19 +130,29 @@ OPPOSITES = {
     "image pull": "cloche image rm",
     "image build": "cloche image rm",
     "image import": "cloche image rm",
+    "egress allow": "cloche egress revoke",
+    "secret set": "cloche secret rm",
     "delegate": "--remove",
     "down": "cloche up",
 }
 """Verbs that leave something behind, and what takes it away; each one's --help says so."""
-LEAVE_NOTHING = {"exec", "ps", "top", "logs", "port", "df", "doctor", "node", "version", "completion"}
-LEAVE_NOTHING |= {"image ls", "image inspect", "image export"}
-TAKE_AWAY = {"kill", "prune", "reset", "image rm", "image gc", "image fsck"}
+LEAVE_NOTHING = {"exec", "ps", "top", "logs", "port", "df", "doctor", "node logs", "node show", "version", "completion"}
+LEAVE_NOTHING |= {"image ls", "image inspect", "image export", "egress show", "egress grants", "policy explain"}
+LEAVE_NOTHING |= {"secret ls", "approvals ls", "approvals watch", "approvals approve", "approvals deny"}
+TAKE_AWAY = {"kill", "prune", "reset", "image rm", "image gc", "image fsck", "egress revoke", "secret rm"}
 INTO_WHAT_IS_THERE = {"cp"}
+
+
+def verbs_of(verb: str) -> list[str]:
+    """A group's are its own verbs."""
+    context = click.Context(cli)
+    found = cli.get_command(context, verb)
+    return [f"{verb} {name}" for name in found.list_commands(context)] if isinstance(found, click.Group) else [verb]
 
 
 @pytest.mark.req("UX-7")
 def test_what_leaves_state_names_its_opposite(node: RealNode) -> None:
-    verbs = {verb for verb in VERBS if verb != "image"} | {f"image {verb}" for verb in IMAGE_VERBS}
+    verbs = {name for verb in VERBS for name in verbs_of(verb)}
     assert verbs == {*OPPOSITES, *LEAVE_NOTHING, *TAKE_AWAY, *INTO_WHAT_IS_THERE}, "a new verb: put it here"
     for verb, opposite in OPPOSITES.items():
         text = " ".join(node.cloche(*verb.split(), "--help").stdout.decode().split())

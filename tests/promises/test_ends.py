@@ -23,8 +23,8 @@ from tests.promises.plants import PlantedNode, guest_processes, planted_node, se
 from tests.promises.raw_api import ask
 
 HURRY = {
-    "cloche_server.node.sandbox:SILENCE_S": 0.5,
-    "cloche_server.node.sandbox:PONG_S": 5.0,
+    "cloche_server.node.liveness:SILENCE_S": 0.5,
+    "cloche_server.node.liveness:PONG_S": 5.0,
     "cloche_server.node.command:ABORT_S": 6.0,
 }
 MIB = 1024 * 1024

@@ -178,7 +178,7 @@ def _runs(node: RealNode) -> bool:
 @pytest.mark.req("IMG-3")
 def test_a_second_node_on_the_same_store_is_refused_by_name(node: RealNode, tmp_path: Path) -> None:
     base = node.base / "second"
-    paths = NodePaths(base / "state", base / "run", node.paths.images, node.paths.store)
+    paths = NodePaths(base / "state", base / "run", node.paths.images, node.paths.store, base / "config")
     base.mkdir(mode=0o755)
     with pytest.raises(ClocheError) as refused:
         up(paths, mode=node.mode)

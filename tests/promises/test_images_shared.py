@@ -168,7 +168,10 @@ def test_a_second_node_on_the_same_store_is_refused(node: RealNode) -> None:
     base.mkdir(mode=0o755)
     before = sorted(os.listdir(node.paths.store))
     with pytest.raises(ClocheError) as failed:
-        up(NodePaths(base / "state", base / "run", node.paths.images, node.paths.store), mode=node.mode)
+        up(
+            NodePaths(base / "state", base / "run", node.paths.images, node.paths.store, base / "config"),
+            mode=node.mode,
+        )
     assert code_of(failed) == "store_busy"
     assert "--store" in failed.value.fix
     assert sorted(os.listdir(node.paths.store)) == before

@@ -12,6 +12,7 @@ import pytest
 
 from cloche.client import Sandbox
 from cloche.wire.errors import ClocheError
+from cloche_server.egress.environment import environment
 from tests.promises.nodes import RealNode
 
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -315,6 +316,7 @@ def test_the_environment_is_what_was_set_and_nothing_else(node: RealNode, box: S
         "CLOCHE_SANDBOX_ID": box.id,
         "ASKED": "for",
         "OWN": "one",
+        **environment(1, trust=False),
     }
     found = box.run(["env", "-0"], env={"OWN": "one"}).stdout.rstrip("\0").split("\0")
     assert dict(item.split("=", 1) for item in found) == expected
