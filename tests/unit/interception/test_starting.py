@@ -77,11 +77,17 @@ def test_a_machines_daemon_gets_the_interpreter_and_the_index_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example/simple")
-    monkeypatch.setenv("SECRET_OF_THE_OPERATOR", "x")
+    monkeypatch.setenv("npm_config_registry", "https://packages.example/npm")
+    monkeypatch.setenv("CARGO_SOURCE_COMPANY_REGISTRY", "sparse+https://packages.example/cargo/")
+    others = ("SECRET_OF_THE_OPERATOR", "CARGO_REGISTRY_TOKEN", "CARGO_REGISTRIES_COMPANY_TOKEN", "npm_config__auth")
+    for name in others:
+        monkeypatch.setenv(name, "x")
     found = interpreter.find()
     assert found is not None
     environ = up._machine_environment(NodePaths(tmp_path, tmp_path, IMAGES))
     assert environ[interpreter.VARIABLE] == str(found.executable)
     assert environ["PIP_INDEX_URL"] == "https://packages.example/simple"
-    assert "SECRET_OF_THE_OPERATOR" not in environ
+    assert environ["npm_config_registry"] == "https://packages.example/npm"
+    assert environ["CARGO_SOURCE_COMPANY_REGISTRY"] == "sparse+https://packages.example/cargo/"
+    assert not environ.keys() & set(others)
     assert found.prefix in needed_paths(IMAGES)

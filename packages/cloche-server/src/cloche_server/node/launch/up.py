@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -144,11 +145,16 @@ def _enter_cgroup_v2() -> None:
         put(str(cgroups.ROOT / "cloche" / "cgroup.subtree_control"), " ".join(f"+{c}" for c in cgroups.V2_NEEDED))
 
 
+_FOR_NODE: Final = re.compile(
+    r"(CLOCHE|PIP)_.*|(?i:npm_config_registry)|CARGO_REGISTRIES_.*_INDEX|CARGO_SOURCE_.*_(REGISTRY|REPLACE_WITH)"
+)
+
+
 def _machine_environment(paths: NodePaths) -> dict[str, str]:
-    """Of the operator's own only what is meant for a node, and which package index his pip uses."""
+    """Of the operator's own only what is meant for a node, and which mirrors his package tools use (no token of theirs)."""
     from cloche_server.egress.interception import interpreter
 
-    kept = {name: value for name, value in os.environ.items() if name.startswith(("CLOCHE_", "PIP_"))}
+    kept = {name: value for name, value in os.environ.items() if _FOR_NODE.fullmatch(name)}
     python = interpreter.find()  # as the launcher's user sees it: the system user may not look there
     if python is not None:
         kept[interpreter.VARIABLE] = str(python.executable)
