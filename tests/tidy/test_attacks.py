@@ -9,6 +9,23 @@ TABLE = ROOT / "tests" / "promises" / "attacks.toml"
 FIELDS = {"id", "attempt", "expected", "test"}
 ROWS = (*(f"N{n}" for n in range(1, 15)), *(f"S{n}" for n in range(1, 6)), "A1", "A4")
 NAMED = (
+    "sockets-of-every-family",
+    "udp-quic-icmp",
+    "address-spellings",
+    "metadata-alias",
+    "rebinding",
+    "sni-mismatch",
+    "sni-missing",
+    "smuggling-plain",
+    "smuggling-downgrade",
+    "connect-inside",
+    "absolute-form",
+    "userinfo",
+    "look-alikes",
+    "long-labels",
+    "placeholder-elsewhere",
+    "secret-echoed",
+    "name-changes-after-approval",
     "metadata-address",
     "host-header",
     "authority",
