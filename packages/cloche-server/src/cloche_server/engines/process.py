@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +18,7 @@ from cloche_server.keeper.client import Attached, Ended, KeeperClient, KeeperGon
 KILL_TRIES: Final = 3
 KILL_AGAIN_S: Final = 1.0
 STATUS_BYTES_MAX: Final = 16 * 1024
+LOG_BYTES_MAX: Final = 64 * 1024
 FORGET_TRIES: Final = 75
 FORGET_AGAIN_S: Final = 0.2
 ATTACH_TRIES: Final = 20
@@ -35,6 +37,20 @@ NOT_ALIVE: Final = ("not_found", "not_live", "dead", "no_channel", "no_control")
 
 Keeper = Callable[[], KeeperClient]
 """A function, because a keeper can be replaced while the daemon runs."""
+
+
+def last_words(log: socket.socket) -> str:
+    """What a bare process wrote to stderr and nobody has read yet: hostile text, and at most so much of it."""
+    said = bytearray()
+    while len(said) < LOG_BYTES_MAX:
+        try:
+            piece = log.recv(LOG_BYTES_MAX - len(said))
+        except OSError:  # nothing more, or closed already
+            break
+        if not piece:
+            break
+        said += piece
+    return said.decode(errors="replace")
 
 
 async def boot(keeper: Keeper, spec: SandboxSpec) -> Attached:

@@ -18,7 +18,6 @@ ENGINE: Final = "converter"
 OWNER: Final = "node"
 PROCESSES: Final = 16
 """The worker, mkfs and their threads; the keeper's net is a multiple of it."""
-LOG_BYTES_MAX: Final = 64 * 1024
 
 
 class Worker:
@@ -42,16 +41,7 @@ class Worker:
 
     def last_words(self) -> str:
         """What it wrote to stderr and nobody has read yet: hostile text."""
-        said = bytearray()
-        while len(said) < LOG_BYTES_MAX:
-            try:
-                piece = self._log.recv(LOG_BYTES_MAX - len(said))
-            except OSError:  # nothing more, or closed already
-                break
-            if not piece:
-                break
-            said += piece
-        return said.decode(errors="replace")
+        return process.last_words(self._log)
 
     async def kill(self) -> int:
         """Everything of it is gone afterwards; how often the kernel killed in it for memory. Can be called again."""

@@ -24,7 +24,6 @@ OPEN_FILES: Final = 4096
 DISK_BYTES: Final = MIB
 """It writes nothing (`command.plan`); a spec has to say something."""
 CPUS: Final = 1.0
-LOG_BYTES_MAX: Final = 64 * 1024
 
 
 class Running:
@@ -48,16 +47,7 @@ class Running:
 
     def last_words(self) -> str:
         """What it wrote to stderr and nobody has read yet: hostile text."""
-        said = bytearray()
-        while len(said) < LOG_BYTES_MAX:
-            try:
-                piece = self._log.recv(LOG_BYTES_MAX - len(said))
-            except OSError:  # nothing more, or closed already
-                break
-            if not piece:
-                break
-            said += piece
-        return said.decode(errors="replace")
+        return process.last_words(self._log)
 
     async def wait_dead(self) -> None:
         await self._process.wait_dead()
