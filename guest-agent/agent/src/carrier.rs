@@ -1,5 +1,6 @@
 //! The descriptor that joins guest and host.
 
+use crate::calls;
 use crate::poller::{check, Poller, Want};
 use std::fs::File;
 use std::io;
@@ -95,8 +96,8 @@ impl Carrier {
         // SAFETY: pointer and length describe `buffer`. recv takes no ancillary data.
         let count = unsafe {
             match self.is_socket {
-                true => libc::recv(self.raw(), pointer, length, libc::MSG_DONTWAIT),
-                false => libc::read(self.raw(), pointer, length),
+                true => calls::recv(self.raw(), pointer, length, libc::MSG_DONTWAIT),
+                false => calls::read(self.raw(), pointer, length),
             }
         };
         match count {
@@ -119,8 +120,8 @@ impl Carrier {
         // SAFETY: pointer and length describe `bytes`.
         let count = unsafe {
             match self.is_socket {
-                true => libc::send(self.raw(), pointer, length, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
-                false => libc::write(self.raw(), pointer, length),
+                true => calls::send(self.raw(), pointer, length, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
+                false => calls::write(self.raw(), pointer, length),
             }
         };
         // A lasting error shows at the next receive, which decides what it means.

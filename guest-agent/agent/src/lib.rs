@@ -8,6 +8,7 @@
 
 pub mod bind;
 pub mod buffer;
+mod calls;
 pub mod carrier;
 pub mod child;
 pub mod context;

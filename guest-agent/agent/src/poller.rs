@@ -1,6 +1,7 @@
 //! epoll, level-triggered. A descriptor is registered only while something is wanted of it, because a
 //! hung-up one is reported whatever was asked.
 
+use crate::calls;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -71,7 +72,7 @@ impl Poller {
         let ms = timeout.map_or(-1, |t| i32::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
         // SAFETY: the kernel writes at most EVENTS_PER_TURN_MAX events.
         let count = unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS_PER_TURN_MAX as i32, ms)
+            calls::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS_PER_TURN_MAX as i32, ms)
         };
         let has = |flags: u32, wanted: i32| flags & wanted as u32 != 0;
         // Interrupted (count < 0): the next turn sees the same events.

@@ -1,5 +1,6 @@
 //! Bytes between streams and operations, and the end of an operation.
 
+use crate::calls;
 use crate::exec;
 use crate::operation::{Command, Exit, Operation, Task, Worker};
 use crate::serve::Agent;
@@ -25,7 +26,7 @@ enum Read {
 
 fn read(fd: &impl AsRawFd, buffer: &mut [u8]) -> Read {
     // SAFETY: pointer and length describe the buffer.
-    match unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) } {
+    match unsafe { calls::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) } {
         0 => Read::End,
         count if count > 0 => Read::Bytes(count as usize),
         _ => match std::io::Error::last_os_error().raw_os_error() {
@@ -102,7 +103,7 @@ impl Agent {
                 break;
             }
             // SAFETY: pointer and length describe `bytes`.
-            let count = unsafe { libc::write(input.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+            let count = unsafe { calls::write(input.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
             if count > 0 {
                 operation.last_input_byte = bytes[count as usize - 1];
                 self.session.taken(id, count as usize);
@@ -134,7 +135,7 @@ impl Agent {
                     let marks = [byte; 2];
                     let count = if operation.last_input_byte == b'\n' { 1 } else { 2 };
                     // SAFETY: pointer and length describe `marks`. A full terminal has no reader anyway.
-                    unsafe { libc::write(input.fd.as_raw_fd(), marks.as_ptr().cast(), count) };
+                    unsafe { calls::write(input.fd.as_raw_fd(), marks.as_ptr().cast(), count) };
                 }
             }
             Task::Port(_) => {

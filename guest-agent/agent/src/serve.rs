@@ -1,6 +1,7 @@
 //! The loop: carrier, signals and the descriptors of operations, one turn after another.
 
 use crate::bind::{self, Bound};
+use crate::calls;
 use crate::carrier::{Carrier, Received, READ_BYTES_MAX, READ_BYTES_MIN};
 use crate::context::Context;
 use crate::egress::trust::Trusted;
@@ -339,7 +340,7 @@ impl Agent {
     fn drain_signals(&self) {
         let mut buffer = [0u8; 1024];
         // SAFETY: pointer and length describe the buffer. Empty is fine: wait4 tells what happened.
-        unsafe { libc::read(self.signals.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+        unsafe { calls::read(self.signals.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
     }
 
     /// Every child, also those that commands left behind.

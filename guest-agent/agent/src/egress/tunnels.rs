@@ -2,6 +2,7 @@
 
 use super::listeners::Place;
 use super::Egress;
+use crate::calls;
 use crate::guest::is_guests;
 use crate::json::Object;
 use crate::operation::{token, Role};
@@ -102,7 +103,7 @@ fn result(count: isize) -> Done {
 
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Done {
     // SAFETY: pointer and length describe the buffer.
-    result(unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) })
+    result(unsafe { calls::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) })
 }
 
 /// From the client into a frame at once, or by way of the stream's buffer; how much was asked for, and what came.
@@ -115,7 +116,7 @@ fn receive_into(
 ) -> (usize, Done) {
     let straight = |to: *mut u8, most: usize| {
         // SAFETY: `most` bytes from the pointer on are ours to write.
-        match result(unsafe { libc::recv(socket.as_raw_fd(), to.cast(), most, 0) }) {
+        match result(unsafe { calls::recv(socket.as_raw_fd(), to.cast(), most, 0) }) {
             Done::Some(count) => (count, (most, Done::Some(count))),
             other => (0, (most, other)),
         }
@@ -137,7 +138,7 @@ fn receive_into(
 
 fn send(socket: &OwnedFd, bytes: &[u8]) -> Done {
     // SAFETY: pointer and length describe the bytes.
-    result(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) })
+    result(unsafe { calls::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) })
 }
 
 impl Egress {
