@@ -23,7 +23,7 @@ test *args:
 
 # Every promise with a requirement's id, on real sandboxes (`just promises --long`)
 promises *args:
-    @python -m pytest tests/promises "$@"
+    @tools/promises.sh "$@"
 
 # The tests of one requirement (`just promise EXE-4`)
 promise id *args:

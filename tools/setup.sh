@@ -49,19 +49,27 @@ python_environment() {
 stage() {
     local before=$SECONDS
     "$@"
-    say "$1: $((SECONDS - before)) s"
+    say "$*: $((SECONDS - before)) s"
+}
+
+# What only downloads and unpacks goes on beside the compilers: Debian's trees need neither them nor the agent.
+trees() {
+    stage tools/build_rootfs.sh python --tree-only
+    stage tools/build_rootfs.sh clients --tree-only
+    stage tools/build_chroot.sh >/dev/null
 }
 
 [[ -x .venv/bin/uv ]] || die "run tools/bootstrap first"
 stage install_packages
 stage python_environment
+trees &
 stage tools/build_runsc.sh
 stage tools/build_agent.sh
 stage tools/build_erofs.sh
 stage tools/build_converter.sh
 stage python3 tools/engine_manifest.py
-stage tools/build_rootfs.sh
-stage tools/build_clients.sh
 stage tools/build_converter.sh --features planted --out build/planted
+wait $! || die "one of the Debian trees could not be made"
+stage tools/build_rootfs.sh python
+stage tools/build_rootfs.sh clients
 stage tools/build_microvm.sh
-stage tools/build_chroot.sh >/dev/null

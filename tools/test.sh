@@ -13,5 +13,5 @@ folders=()
 for folder in tests/unit tests/contract tests/tidy; do
     [[ -d $folder ]] && folders+=("$folder")
 done
-(($#)) || set -- --numprocesses=2
+(($#)) || set -- --numprocesses=3
 exec python -m pytest "${folders[@]}" "$@"

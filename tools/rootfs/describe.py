@@ -1,6 +1,6 @@
-"""Writes python.json: what the node must know of the image, in the words of an OCI config.
+"""Writes the .json beside an image: what the node must know of it, in the words of an OCI config.
 
-`describe.py IMAGE SUITE PACKAGES AGENT_SHA256` prints it. Standard library only:
+`describe.py IMAGE NAME SUITE PACKAGES AGENT_SHA256` prints it. Standard library only:
 it runs in setup, before the environment exists.
 """
 
@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 
-def describe(image: Path, suite: str, packages: str, agent_sha256: str) -> dict[str, object]:
+def describe(image: Path, name: str, suite: str, packages: str, agent_sha256: str) -> dict[str, object]:
     """The record of one image; `user` is who commands run as."""
     with image.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     return {
         "schema": 1,
-        "name": "python",
+        "name": name,
         "architecture": "amd64",
         "os": "linux",
         "config": {
