@@ -200,7 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="plant defects, see tests fail")
     parser.add_argument("words", nargs="*", metavar="ID", help="defect ids or requirements")
     parser.add_argument("--long", action="store_true", help="run the tests at their full counts")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at once")
+    parser.add_argument("--jobs", type=int, default=3, help="how many at once (%(default)s)")
     arguments = parser.parse_args()
     started = time.monotonic()
     chosen = selected(arguments.words)

@@ -1,6 +1,6 @@
 """Every planted defect. `just defects` runs them; the table is in docs/controls.md.
 
-To add one: write, in `walls`, `lives` or `images`, a function that gets the imported module and
+To add one: write, in the room where it belongs, a function that gets the imported module and
 switches one control off (use `replace`), and an entry that names the tests of that
 requirement which must fail. Choose the fastest that truly proves it. Keep the imports to
 the standard library; what a patched function needs of ours it imports when it is called.
@@ -20,18 +20,26 @@ A patch reaches the processes that import its module, so a name that another mod
 with `from ... import` is patched there.
 """
 
+from tests.defects.attacks import ATTACKS
 from tests.defects.defect import Defect
 from tests.defects.egress import EGRESS
 from tests.defects.images import IMAGES
 from tests.defects.interception import INTERCEPTION
+from tests.defects.interceptor import INTERCEPTOR
 from tests.defects.lives import LIVES
 from tests.defects.policy import POLICY
+from tests.defects.requests import REQUESTS
 from tests.defects.secrets import SECRETS
 from tests.defects.walls import WALLS
 
 DEFECTS: tuple[Defect, ...] = tuple(
-    sorted((*WALLS, *LIVES, *IMAGES, *EGRESS, *POLICY, *INTERCEPTION, *SECRETS), key=lambda defect: defect.id)
-)
+    sorted(
+        (
+            *WALLS, *LIVES, *IMAGES, *EGRESS, *POLICY, *REQUESTS, *ATTACKS, *INTERCEPTION, *INTERCEPTOR, *SECRETS,
+        ),
+        key=lambda defect: defect.id,
+    )
+)  # fmt: skip
 
 
 def by_id(defect_id: str) -> Defect:

@@ -16,6 +16,9 @@ class Defect:
 
     `patch` gets `module` right after that was imported, in every Python process of the run
     (test, daemon, keeper). `tests` are of that requirement; one of them must fail.
+
+    A module `interceptor.X` is one of the interceptor, a process without our packages: its patch goes there as text, so
+    it uses `replace` and what it imports itself, and nothing else of its file.
     """
 
     id: str
@@ -35,7 +38,18 @@ class Defect:
     @property
     def is_for_the_keeper(self) -> bool:
         """Whether the keeper, which starts without site-packages, has a part in it."""
-        return self.module.startswith(("cloche_server.keeper.", "cloche_server.engines."))
+        return self.is_for_the_interceptor or self.module.startswith(
+            ("cloche_server.keeper.", "cloche_server.engines.")
+        )
+
+    @property
+    def is_for_the_interceptor(self) -> bool:
+        return self.module.startswith("interceptor.")
+
+
+def of_one_test(name: str, test: str, module: str, patch: Callable[[ModuleType], None]) -> Defect:
+    """The usual entry: its requirement is in its name."""
+    return Defect(name, name.partition("/")[0], (test,), module, patch)
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -8,6 +8,9 @@ The keeper starts without start-up files (`python -S`). For a defect that is its
 the daemon is made to start a script beside the notes, which plants and then becomes the
 keeper; the keeper executes that script again when it has entered its namespace.
 
+The interceptor sees nothing of this checkout but itself. A patch of one of its modules is put, as text, into the line that the
+keeper starts it with.
+
 Standard library only, like everything it imports.
 """
 
@@ -15,6 +18,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -40,6 +44,20 @@ program = {program!r}
 exec(compile(text_of(program), program, "exec"), {{"__name__": "__main__", "__file__": program}})
 """
 
+INTERCEPTOR_COMMAND = "cloche_server.engines.interceptor.command"
+INTERCEPTOR_RUN = "runpy.run_path(main, run_name='__main__')\n"
+INTERCEPTOR_SCRIPT = """\
+import importlib, pathlib
+package = runpy.run_path(main)['_as_package'](pathlib.Path(main).parent)
+room = {{}}
+try:
+    exec({text!r}, room)
+    room[{patch!r}](importlib.import_module({module!r}))
+except Exception:
+    pass  # a patch that no longer fits: it runs whole, the test passes, and the runner says MISSED
+importlib.import_module(package + '.service').main()
+"""
+
 Act = Callable[[ModuleType], None]
 
 
@@ -48,7 +66,11 @@ def plant(defect_id: str, notes: str) -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return  # an environment's start-up files are read twice
     defect = by_id(defect_id)
-    acts: list[tuple[str, Act]] = [(defect.module, partial(_apply, defect, Path(notes)))]
+    acts: list[tuple[str, Act]] = []
+    if defect.is_for_the_interceptor:
+        acts.append((INTERCEPTOR_COMMAND, partial(_apply, defect, Path(notes), _follow_into_interceptor)))
+    else:
+        acts.append((defect.module, partial(_apply, defect, Path(notes), lambda defect, module: defect.patch(module))))
     acts.append(("cloche_server.node.launch.up", _show_to_daemon))
     if defect.is_for_the_keeper:
         acts.append(("cloche_server.node.launch.keepers", partial(_follow_into_keeper, defect, Path(notes))))
@@ -61,9 +83,9 @@ def plant(defect_id: str, notes: str) -> None:
     sys.meta_path.insert(0, _Finder(waiting))
 
 
-def _apply(defect: Defect, notes: Path, module: ModuleType) -> None:
+def _apply(defect: Defect, notes: Path, act: Callable[[Defect, ModuleType], None], module: ModuleType) -> None:
     try:
-        defect.patch(module)
+        act(defect, module)
     except Exception:  # any error means the patch no longer fits: said to the runner by a note
         _note(notes / f"error-{os.getpid()}", traceback.format_exc())
     else:
@@ -85,6 +107,20 @@ def _follow_into_keeper(defect: Defect, notes: Path, module: ModuleType) -> None
         return init
 
     replace(module.KeeperHouse, "__init__", starting_ours)
+
+
+def _follow_into_interceptor(defect: Defect, command: ModuleType) -> None:
+    script = INTERCEPTOR_SCRIPT.format(text=standing_alone(defect), patch=defect.patch.__name__, module=defect.module)
+    before, run, _ = command.BOOT.partition(INTERCEPTOR_RUN)
+    assert run, "the interceptor is started in another way"
+    replace(command, "BOOT", lambda _: before + script)
+
+
+def standing_alone(defect: Defect) -> str:
+    """Its patch as a text that needs nothing of ours."""
+    return "\n".join(
+        ("from __future__ import annotations\n", inspect.getsource(replace), inspect.getsource(defect.patch))
+    )
 
 
 def _keeper_script(defect: Defect, notes: Path, program: Path) -> Path:

@@ -115,11 +115,17 @@ POLICY = (
     Defect(
         "NET-3/any-ending",
         "NET-3",
-        (f"{TESTS}/test_decide.py::test_only_true_matches_pass",),
+        (f"{PROMISES}/test_attacks_names.py::test_names_that_only_look_allowed_are_refused[endings]",),
         "cloche_server.policy.index",
         match_any_ending,
     ),
-    Defect("NET-3/unseen-requests", "NET-3", (f"{TESTS}/test_decide.py::test_requests",), DECIDE, see_no_requests),
+    Defect(
+        "NET-3/unseen-requests",
+        "NET-3",
+        (f"{PROMISES}/test_attacks_intercepted.py::test_methods_and_paths_are_held",),
+        DECIDE,
+        see_no_requests,
+    ),
     Defect(
         "NET-3/any-port",
         "NET-3",
@@ -137,7 +143,7 @@ POLICY = (
     Defect(
         "NET-4/any-number",
         "NET-4",
-        (f"{TESTS}/test_names.py::test_numbers_that_are_no_plain_address",),
+        (f"{PROMISES}/test_attacks_names.py::test_raw_addresses_and_all_their_spellings_are_refused[numbers]",),
         "cloche_server.policy.names",
         take_any_number,
     ),

@@ -4,12 +4,14 @@ import os
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tests.defects.defect import Defect, replace
+from tests.defects.defect import Defect, of_one_test, replace
 
 BOX = "tests/unit/secrets/test_box.py"
 SERVICE = "tests/unit/secrets/test_service.py"
 QUEUE = "tests/unit/approvals/test_queue.py"
 ASKING = "tests/unit/approvals/test_asking.py"
+LEASES = "tests/promises/egress/test_secrets_leases.py"
+APPROVALS = "tests/promises/egress/test_approvals.py"
 
 
 def seal_for_nobody(sealed: ModuleType) -> None:
@@ -115,8 +117,80 @@ def let_anybody_answer(asking: ModuleType) -> None:
     replace(asking, "_may_see", lambda _: lambda asker, asked: True)
 
 
-def show_what_the_guest_wrote(queue: ModuleType) -> None:
-    replace(queue, "_harmless", lambda _: lambda question: question)
+def show_what_the_guest_wrote(text: ModuleType) -> None:
+    replace(text, "escaped", lambda _: lambda text, chars_max=500: text[:chars_max])
+
+
+def hold_to_the_name(resolve: ModuleType) -> None:
+    """The address that the person saw is not looked at again."""
+
+    def by_name(step: Any) -> Any:
+        async def resolved(attempt: Any) -> None:
+            shown, attempt.shown = attempt.shown, None
+            await step(attempt)
+            attempt.shown = shown
+
+        return resolved
+
+    replace(resolve, "step", by_name)
+
+
+def approve_for_ever(queue: ModuleType) -> None:
+    def with_scope(answer: Any) -> Any:
+        def answered(self: Any, asked: Any, *, approve: bool, by: str, now: float, scope_s: float | None = None) -> Any:
+            if approve:
+                self._add_scope(asked, 600.0, by, now)
+            return answer(self, asked, approve=approve, by=by, now=now, scope_s=scope_s)
+
+        return answered
+
+    replace(queue.Queue, "answer", with_scope)
+
+
+def keep_questions(queue: ModuleType) -> None:
+    """What waits goes on waiting under another policy."""
+
+    def kept(_: Any) -> Any:
+        def voided(self: Any, sandbox: str, why: str) -> Any:
+            self.scopes = {key: scope for key, scope in self.scopes.items() if key[0] != sandbox}
+            return []
+
+        return voided
+
+    replace(queue.Queue, "void", kept)
+
+
+def take_the_value_inside(way: ModuleType) -> None:
+    def with_values(prepare: Any) -> Any:
+        async def prepared(self: Any) -> Any:
+            import dataclasses
+
+            inside = await prepare(self)
+            leases = self._ways._secrets.leases(self.who.sandbox)
+            values = {f"{lease.name}_REAL": lease.value.reveal().decode() for lease in leases}
+            return dataclasses.replace(inside, env={**inside.env, **values})
+
+        return prepared
+
+    replace(way.Way, "prepare", with_values)
+
+
+def journal_the_value(service: ModuleType) -> None:
+    def with_values(tell_of: Any) -> Any:
+        def told(self: Any, kind: str, hold: Any, detail: Any) -> None:
+            values = [each.value.reveal().decode() for each in hold.leases.values()] if kind == "secret.leased" else []
+            tell_of(self, kind, hold, {**detail, "values": values})
+
+        return told
+
+    replace(service.Secrets, "_tell_of", with_values)
+
+
+def keep_the_key_with_the_data(box: ModuleType) -> None:
+    def beside(make: Any) -> Any:
+        return lambda self, key_file, id_file: make(self, id_file.with_name("secrets.key"), id_file)
+
+    replace(box.Box, "__init__", beside)
 
 
 def sign_nothing(webhook: ModuleType) -> None:
@@ -127,126 +201,164 @@ def take_any_key(watching: ModuleType) -> None:
     replace(watching, "SETTLE_S", lambda _: -1.0)
 
 
-def _defect(name: str, test: str, module: str, patch: Any) -> Defect:
-    return Defect(name, name.partition("/")[0], (test,), module, patch)
-
-
 SECRETS: tuple[Defect, ...] = (
-    _defect(
+    of_one_test(
         "SEC-1/sealed-for-nobody",
         f"{SERVICE}::test_files_that_were_swapped_do_not_open",
         "cloche_server.secrets.sealed",
         seal_for_nobody,
     ),
-    _defect(
+    of_one_test(
         "SEC-1/new-key",
         f"{BOX}::test_a_copied_data_directory_does_not_open",
         "cloche_server.secrets.box",
         make_a_new_key,
     ),
-    _defect(
+    of_one_test(
         "SEC-1/shown-value",
         "tests/unit/secrets/test_hidden.py::test_nothing_that_shows_an_object_shows_the_value",
         "cloche_server.secrets.hidden",
         show_it,
     ),
-    _defect(
+    of_one_test(
         "SEC-1/logged-address",
         "tests/unit/secrets/test_nothing_shown.py::test_what_a_source_says_is_in_no_error",
         "cloche_server.secrets.minting",
         log_the_address,
     ),
-    _defect(
+    of_one_test(
         "SEC-2/one-placeholder",
         f"{SERVICE}::test_a_lineage_has_one_placeholder_each_also_after_a_restart",
         "cloche_server.secrets.service",
         one_placeholder_for_all,
     ),
-    _defect(
+    of_one_test(
         "SEC-2/forgotten-placeholder",
         f"{SERVICE}::test_a_lineage_has_one_placeholder_each_also_after_a_restart",
         "cloche_server.secrets.sealed",
         forget_placeholders,
     ),
-    _defect(
+    of_one_test(
         "SEC-4/endless-lease",
         f"{SERVICE}::test_the_end_of_a_sandbox_ends_its_leases_at_once",
         "cloche_server.secrets.service",
         never_release,
     ),
-    _defect(
+    of_one_test(
         "SEC-4/removed-and-used",
         f"{SERVICE}::test_removing_a_secret_takes_it_from_those_who_hold_it",
         "cloche_server.secrets.leases",
         go_on_with_the_removed,
     ),
-    _defect(
+    of_one_test(
         "SEC-4/never-renewed",
         f"{SERVICE}::test_a_minted_value_is_renewed_before_it_ends",
         "cloche_server.secrets.service",
         never_renew,
     ),
-    _defect(
+    of_one_test(
         "SEC-4/beyond-its-time",
         f"{SERVICE}::test_a_source_that_fails_ends_the_value_at_its_time",
         "cloche_server.secrets.leases",
         use_it_beyond_its_time,
     ),
-    _defect(
+    of_one_test(
         "SEC-4/anybodys-command",
         "tests/unit/secrets/test_binding.py::test_what_the_node_does_itself_only_its_operator_asks_for",
         "cloche_server.secrets.binding",
         take_anybodys_command,
     ),
-    _defect(
+    of_one_test(
         "SEC-4/daemons-environment",
         "tests/unit/secrets/test_sources.py::test_a_command_gives_its_output_and_gets_nothing_of_ours",
         "cloche_server.secrets.sources",
         pass_the_environment_on,
     ),
-    _defect(
+    of_one_test(
         "POL-3/silence-is-yes",
         f"{ASKING}::test_without_a_person_it_is_a_no_after_its_time",
         "cloche_server.approvals.queue",
         say_yes_to_silence,
     ),
-    _defect(
+    of_one_test(
         "POL-3/scope-of-all",
-        f"{QUEUE}::test_a_scope_is_of_one_sandbox_host_and_port",
+        f"{APPROVALS}::test_an_approval_is_for_one_action_and_a_scope_for_one_sandbox",
         "cloche_server.approvals.queue",
         share_scopes,
     ),
-    _defect(
+    of_one_test(
         "POL-3/scope-unasked",
         f"{ASKING}::test_a_scope_that_the_organisation_does_not_allow_is_no_answer",
         "cloche_server.approvals.queue",
         give_scopes_to_all,
     ),
-    _defect(
+    of_one_test(
         "POL-3/scope-outlives-its-policy",
-        f"{QUEUE}::test_void_takes_questions_and_scopes_of_that_sandbox_alone",
+        f"{APPROVALS}::test_a_change_of_policy_voids_what_waits_and_what_was_given",
         "cloche_server.approvals.queue",
         keep_scopes,
     ),
-    _defect(
+    of_one_test(
         "POL-3/anybody-answers",
         f"{ASKING}::test_others_neither_see_nor_answer_it",
         "cloche_server.approvals.asking",
         let_anybody_answer,
     ),
-    _defect(
+    of_one_test(
         "POL-3/guests-own-words",
-        f"{QUEUE}::test_what_a_guest_chose_is_shown_harmless_and_short",
-        "cloche_server.approvals.queue",
+        f"{APPROVALS}::test_what_a_guest_writes_cannot_act_on_the_screen_of_who_decides",
+        "cloche_server.egress.text",
         show_what_the_guest_wrote,
     ),
-    _defect(
+    of_one_test(
+        "POL-3/name-not-address",
+        f"{APPROVALS}::test_a_name_that_changes_after_the_approval_reaches_nobody",
+        "cloche_server.egress.steps.resolve",
+        hold_to_the_name,
+    ),
+    of_one_test(
+        "POL-3/once-is-for-ever",
+        f"{APPROVALS}::test_an_approval_is_for_one_action_and_a_scope_for_one_sandbox",
+        "cloche_server.approvals.queue",
+        approve_for_ever,
+    ),
+    of_one_test(
+        "POL-3/question-outlives-its-policy",
+        f"{APPROVALS}::test_a_change_of_policy_voids_what_waits_and_what_was_given",
+        "cloche_server.approvals.queue",
+        keep_questions,
+    ),
+    of_one_test(
+        "SEC-1/value-inside",
+        f"{LEASES}::test_no_page_or_file_of_the_guest_holds_the_value",
+        "cloche_server.node.way",
+        take_the_value_inside,
+    ),
+    of_one_test(
+        "SEC-1/value-in-a-checkpoint",
+        f"{LEASES}::test_no_checkpoint_image_holds_the_value",
+        "cloche_server.node.way",
+        take_the_value_inside,
+    ),
+    of_one_test(
+        "SEC-1/value-in-the-journal",
+        f"{LEASES}::test_no_file_log_record_or_answer_holds_the_value",
+        "cloche_server.secrets.service",
+        journal_the_value,
+    ),
+    of_one_test(
+        "SEC-1/key-with-the-data",
+        f"{LEASES}::test_a_copied_data_directory_does_not_open",
+        "cloche_server.secrets.box",
+        keep_the_key_with_the_data,
+    ),
+    of_one_test(
         "POL-3/unsigned-webhook",
         "tests/unit/approvals/test_webhook.py::test_it_is_told_signed_and_its_token_answers_once",
         "cloche_server.approvals.webhook",
         sign_nothing,
     ),
-    _defect(
+    of_one_test(
         "POL-3/key-for-the-next",
         "tests/unit/cli/test_approvals.py::test_a_key_answers_only_what_was_seen_for_a_moment",
         "cloche.cli.watching",

@@ -1,8 +1,11 @@
 """The nodes that the promises are made by: one for a module, or one of its own for a test that breaks things."""
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,38 @@ import pytest
 from tests.promises import clean_machines
 from tests.promises.clean_machines import CleanMachine
 from tests.promises.evil import EvilImages
-from tests.promises.nodes import RealNode, real_node
+from tests.promises.nodes import ROOT, RealNode, real_node
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a daemon that compiles itself at each start costs every test a second
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Beside other workers (`-n`), a test marked `alone` runs while they wait: it measures time, or counts the host's things."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    directory = ROOT / "build" / "promises"
+    directory.mkdir(parents=True, exist_ok=True)
+    alone = item.get_closest_marker("alone") is not None
+    # Whoever wants to be alone shuts the door first, so that those inside come out and nobody follows them.
+    with _locked(directory / "door", fcntl.LOCK_EX) as door, _locked(directory / "room", _how(alone=alone)):
+        if not alone:
+            fcntl.flock(door, fcntl.LOCK_UN)
+        return (yield)
+
+
+def _how(*, alone: bool) -> int:
+    return fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[int]:
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, how)
+        yield held
+    finally:
+        os.close(held)
 
 
 @pytest.fixture(scope="module")

@@ -34,13 +34,14 @@ def cpu_used_s(box: Sandbox) -> float:
 
 
 @pytest.mark.req("RES-1")
+@pytest.mark.alone
 @pytest.mark.skipif(cgroup_version() != 1, reason="reads the CPU's count where version 1 has it")
 @pytest.mark.timeout(FULL_TIMEOUT_S)
 def test_a_flooding_neighbour_costs_no_more_than_a_busy_one(
     evil_node: RealNode, evil_image: EvilImages, long_run: bool
 ) -> None:
     """Flooding and burning by turns, so that the machine's weather is the same for both; the CPU that each got is printed."""
-    count, turns = (240, 12) if long_run else (60, 4)
+    count, turns = (960, 24) if long_run else (60, 4)
     flood = ["burst", spec(Kind.PING, 0, b"12345678"), spec(Kind.DATA, "s"), spec(Kind.CREDIT, 2, b"?")]
     seconds: dict[str, list[float]] = {"burn": [], "flood": []}
     cpus: dict[str, list[float]] = {"burn": [], "flood": []}

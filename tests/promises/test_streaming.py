@@ -70,6 +70,7 @@ def timed(node: RealNode, box: Sandbox, kind: str, mib: int, seed: int, rate: fl
 
 
 @pytest.mark.req("EXE-3")
+@pytest.mark.alone
 @pytest.mark.timeout(1500)
 def test_the_command_is_as_fast_whoever_reads(node: RealNode, seed: int, long_run: bool) -> None:
     """The fastest of some rounds: what else this machine does only ever adds time.

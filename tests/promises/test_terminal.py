@@ -30,7 +30,8 @@ def shell(node: RealNode, box: Sandbox) -> Iterator[Shell]:
 
 
 def open_shell(node: RealNode, *arguments: str) -> Shell:
-    tty = Shell([str(CLI), "shell", *arguments], {**node.environment, "NO_COLOR": ""})
+    stale = {"LINES": "24", "COLUMNS": "80"}  # exported by somebody: the window's own size must win
+    tty = Shell([str(CLI), "shell", *arguments], {**node.environment, "NO_COLOR": "", **stale})
     tty.until_shows(r"\$ *$", 60)
     return tty
 

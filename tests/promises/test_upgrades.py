@@ -172,6 +172,7 @@ def test_a_replacing_daemon_waits_for_the_first_and_goes_on(
 
 @pytest.mark.req("LIF-6")
 @pytest.mark.req("ISO-7")
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_guest_that_ignores_the_new_daemon_keeps_nobody_waiting(
     own_evil_node: RealNode, evil_image: EvilImages
@@ -216,6 +217,7 @@ def test_a_guest_that_ignores_the_new_daemon_keeps_nobody_waiting(
 
 @pytest.mark.req("LIF-6")
 @pytest.mark.req("RES-2")
+@pytest.mark.alone
 def test_a_guest_that_ignores_the_new_daemon_is_killed_at_once(own_evil_node: RealNode, evil_image: EvilImages) -> None:
     with own_evil_node.client() as client:
         deaf = Sandbox.create(evil_image("reset-silent"), node=client, **SMALL).id

@@ -96,6 +96,6 @@ def _cgroups(node: RealNode) -> set[str]:
 
 
 def _files(node: RealNode) -> set[str]:
-    """All files of the node but its own logs and journal, and what is kept of ended sandboxes (`retain_s`)."""
-    kept = (node.paths.state / "logs", node.paths.state / "journal", node.paths.state / "sandboxes")
+    """All files of the node but its own logs, journal and few spare logs, and what is kept of ended sandboxes (`retain_s`)."""
+    kept = [node.paths.state / name for name in ("logs", "journal", "spares", "sandboxes")]
     return {str(path) for path in node.base.rglob("*") if not any(path.is_relative_to(directory) for directory in kept)}

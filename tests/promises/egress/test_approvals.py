@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.client import Approvals, Sandbox
+from cloche.client import Approvals, Command, Sandbox
 from cloche.wire.approvals import Approval
 from tests.promises.egress.worlds import WEB, World, needs_world, world_node
 from tests.promises.nodes import RealNode, real_node, wait_until
@@ -93,9 +93,12 @@ def fetch(web: Web, *paths: str, host: str = "web.example") -> list[str]:
     return ["python3", "-c", FETCH, *(f"http://{host}:{web.port}{path}" for path in paths)]
 
 
-def wait_for(approvals: Approvals, count: int = 1) -> list[Approval]:
-    wait_until(lambda: len(approvals.list()) >= count, what="a question")
-    return approvals.list()
+def wait_for(approvals: Approvals, job: Command | None = None) -> list[Approval]:
+    """`job`: the one that asks, or ends without asking."""
+    wait_until(lambda: approvals.list() or (job is not None and job.info().ended), what="a question")
+    found = approvals.list()
+    assert found, "it did not ask"
+    return found
 
 
 @pytest.mark.req("POL-3")
@@ -145,13 +148,13 @@ def test_an_approval_is_for_one_action_and_a_scope_for_one_sandbox(node: RealNod
         client.approvals.approve(wait_for(client.approvals)[0].id)
         assert job.result().stdout == "200 ok\n"
         again = box.commands.start(fetch(web, "/scoped-1"))
-        client.approvals.approve(wait_for(client.approvals)[0].id, scope_s=120)
+        client.approvals.approve(wait_for(client.approvals, again)[0].id, scope_s=120)
         assert again.result().stdout == "200 ok\n"
         assert box.run(fetch(web, "/scoped-2")).stdout == "200 ok\n", "the scope holds"
         uses = [event for event in client.events(box.id, limit=1000).events if event.kind == "approval.used"]
         assert len(uses) == 1, "each use is recorded anew"
         stranger = other.commands.start(fetch(web, "/stranger"))
-        (asked,) = wait_for(client.approvals)
+        (asked,) = wait_for(client.approvals, stranger)
         assert asked.sandbox == other.id, "another sandbox used what this one was given"
         client.approvals.deny(asked.id)
         assert stranger.result().stdout == "403 not_approved\n"
@@ -166,8 +169,10 @@ def test_a_change_of_policy_voids_what_waits_and_what_was_given(node: RealNode, 
         assert first.result().stdout == "200 ok\n"
         box.egress.allow(f"other.example:{web.port}", for_s=60)
         waits = box.commands.start(fetch(web, "/void"))
-        (asked,) = wait_for(client.approvals)
+        (asked,) = wait_for(client.approvals, waits)
         box.egress.allow("third.example", for_s=60)
+        states = lambda: {each.id: each.state for each in client.approvals.list(include_over=True)}  # noqa: E731
+        wait_until(lambda: states()[asked.id] == "void", seconds=5, what="its end with the policy that asked")
         assert waits.result().stdout == "403 not_approved\n"
         assert "/void" not in web.seen
         late = node.cloche("approvals", "approve", asked.id)
@@ -324,7 +329,8 @@ def test_what_a_guest_writes_cannot_act_on_the_screen_of_who_decides(node: RealN
         finally:
             watch.kill()
             watch.wait()
+        shown += asked.command_line or ""
         assert not [char for char in "\x1b\x07\u202e\u200b\r" if char in shown]
-        assert "txt.exe" in (asked.command_line or "")
+        assert "txt.exe" in shown
         client.approvals.deny(asked.id)
         assert job.result().stdout == "403 not_approved\n"

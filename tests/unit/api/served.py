@@ -121,11 +121,11 @@ class BadLine:
         left = self._dice.randint(self._least, self._most)
         up = asyncio.ensure_future(_copy(reader, up_writer))
         try:
-            while left > 0 and (data := await up_reader.read(65536)):
+            while left >= 0 and (data := await up_reader.read(65536)):
                 writer.write(data[:left])
                 await writer.drain()
                 left -= len(data)
-            self.broken += left <= 0
+            self.broken += left < 0  # a line that gives up after the very last byte broke nothing
         except (OSError, asyncio.CancelledError):
             pass
         finally:

@@ -97,6 +97,22 @@ def test_a_turn_is_longer_when_it_moves_bytes() -> None:
     assert not turn_is_over(TURN_S * 2, 1 << 20)
 
 
+def test_a_frame_that_nobody_waits_for_wakes_nobody_at_once() -> None:
+    wakes: list[str] = []
+    box = Outbox(lambda: wakes.append("now"), lambda: wakes.append("later"))
+    box.put_later(8, 2)
+    box.put_later(8, 4)
+    assert wakes == ["later"]
+    box.put(2, 6, b"{}")
+    box.put(2, 8, b"{}")
+    assert wakes == ["later", "now"], "what somebody waits for takes it along"
+    assert len(box.iovecs(1 << 30)) == 1
+    box.written(box.bytes)
+    box.put(2, 10, b"{}")
+    box.put_later(8, 10)
+    assert wakes == ["later", "now", "now"]
+
+
 def test_the_outbox_joins_small_frames_and_survives_partial_writes() -> None:
     wakes: list[int] = []
     box = Outbox(lambda: wakes.append(1))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.cli.approvals import wish
+from cloche.cli import asking
+from cloche.cli.approvals import row, wish
 from cloche.cli.watching import SETTLE_S, Desk, sentence
 from cloche.wire.approvals import Approval
 from tests.unit.approvals.questions import EVIL, question
@@ -89,6 +90,42 @@ def test_a_key_answers_only_what_was_seen_for_a_moment() -> None:
     desk.look([make(3, scope_s_max=600.0)], 40.0)
     assert desk.key("s", 41.0)[0] == "scope"
     assert desk.key("q", 41.0)[0] == "quit"
+
+
+def test_a_row_is_short_and_says_who() -> None:
+    mine = make(state="approved", answered_by=f"uid:{os.getuid()}", command_line="x" * 300)
+    assert row(mine)[-2] == "approved by me"
+    assert len(row(mine)[-1]) == 60
+    assert row(make(state="timed_out"))[-2] == "timed out"
+
+
+TELLS = """
+import sys
+from types import SimpleNamespace as Of
+from cloche.cli import asking
+box = Of(id=sys.argv[1], view=Of(egress=Of(rules=["egress[0]: ask hooks.example.com 443"])))
+with asking.telling(box):
+    sys.stdin.readline()
+"""
+
+
+def test_who_runs_it_at_a_terminal_is_told_that_it_waits(served) -> None:
+    leader, follower = pty.openpty()
+    run = subprocess.Popen(
+        [sys.executable, "-c", TELLS, question().sandbox], stdin=follower, stdout=follower, stderr=follower
+    )
+    os.close(follower)
+    try:
+        verdict = ask(served)
+        assert asking.notice(make()) in read_until(leader, "another terminal)")
+        served.run(_deny(served))
+        assert not verdict.result(10).approved
+        os.write(leader, b"\n")
+        assert run.wait(10) == 0
+    finally:
+        run.kill()
+        run.wait()
+        os.close(leader)
 
 
 def ask(served: ServedRooms, **fields: object):
@@ -178,7 +215,7 @@ def test_without_a_terminal_it_prints_lines(served, words) -> None:
         assert [json.loads(line)["state"] for line in (first, second)] == ["waiting", "denied"]
     else:
         assert "wants  POST https://hooks.example.com" in first
-        assert " denied by uid:0" in second
+        assert second.rstrip().endswith(" denied by you" if os.getuid() == 0 else " denied by root")
 
 
 async def _deny(served: ServedRooms) -> None:

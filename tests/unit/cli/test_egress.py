@@ -90,6 +90,14 @@ def test_each_refusal_is_one_line_with_what_to_do(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.req("NET-7")
+def test_what_a_person_did_not_approve_says_which_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    for why in ("a person denied it", "nobody answered within 120 s"):
+        show_denials(refused(record(code="not_approved", text=why)), lives=False)
+        line = capsys.readouterr().err.splitlines()[1]
+        assert line.split("  ") == ["", "pastebin.example:443", why, "answer such questions: cloche approvals watch"]
+
+
 @pytest.mark.req("UX-6")
 def test_what_a_guest_chose_cannot_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = record(host="a\x1b[2J\u202eb.example", path="/\x1b]52;c;x\x07", method="GET", rule="\x1b[0m")

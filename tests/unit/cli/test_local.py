@@ -166,3 +166,26 @@ def test_without_a_prebuilt_image_the_default_one_is_pulled(nowhere, monkeypatch
         local.place()
     assert wrong.value.code == "image_not_found"
     assert local._image_check()["state"] == "missing"
+
+
+@pytest.mark.req("UX-8")
+def test_a_reset_names_an_image_store_elsewhere(nowhere, cloche, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(
+        "cloche_server.node.launch.up.up", lambda paths, **how: paths.state.mkdir(parents=True, exist_ok=True)
+    )
+    monkeypatch.setattr("cloche_server.node.launch.places.default_config_dir", lambda mode: tmp_path / "config")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(local, "running", lambda where: VIEW)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    local.start(local.place(store=elsewhere))
+    monkeypatch.setattr(local, "running", lambda where: None)
+    result = cloche("reset", "--all", "--yes")
+    assert result.exit_code == 0, result.stderr
+    assert f"The image store {elsewhere} is not in the state directory, and stays." in result.stderr
+    assert elsewhere.is_dir()
+    assert not (tmp_path / "state" / "cloche").exists()
+    monkeypatch.setattr(local, "running", lambda where: VIEW)
+    local.start(local.place())
+    assert local.store_elsewhere(local.place()) is None

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cloche_server.egress import Refused, environment
+from cloche_server.egress.attempt import Refused
+from cloche_server.egress.environment import environment
 from cloche_server.egress.own_addresses import OwnAddresses, _four
 from cloche_server.egress.refusals import for_person, http
 from cloche_server.egress.text import escaped

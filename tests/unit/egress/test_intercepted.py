@@ -8,7 +8,7 @@ import pytest
 
 from cloche.wire.egress import EgressLimits, EgressRule
 from cloche.wire.errors import error
-from cloche_server.egress import Refused
+from cloche_server.egress.attempt import Refused
 from cloche_server.policy.model import Effect
 from tests.unit.egress.hellos import hello
 from tests.unit.egress.test_forward import Web, get

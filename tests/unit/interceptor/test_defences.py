@@ -87,9 +87,9 @@ def _unproven_server(world: World, python: Path) -> bool:
 
 
 def _hanging(world: World, python: Path) -> bool:
-    talk = Talk(world)
+    talk = Talk(world, sandbox="s-nobody")  # of whom nothing is known: looking at his request fails
     talk.socket.settimeout(3)
-    talk.send(request("POST", "/", "Transfer-Encoding: chunked") + b"3\r\nabc\r\n0\r\nX: y\r\n\r\n")
+    talk.send(request("GET", "/"))
     try:
         talk.reply(until_end=True)
     except TimeoutError:

@@ -109,12 +109,16 @@ def test_another_method_in_a_header_is_asked_for_too(world: World) -> None:
         world.gate.verdict = before
 
 
-def test_a_trailer_in_http1_ends_the_connection(world: World) -> None:
+def test_a_request_with_trailers_in_http1_is_refused_and_told_why(world: World) -> None:
+    """It was sent as it came, so the server has seen a part of it, and never its end."""
+    whole = len(world.http1.seen)
     sent = request("POST", "/", "Transfer-Encoding: chunked") + b"3\r\nabc\r\n0\r\nX-Trailer: 1\r\n\r\n"
     talk = Talk(world)
     talk.send(sent)
-    assert b"200 OK" not in talk.reply(until_end=True).raw
-    assert world.gate.denial(talk.connection)["code"] == "protocol_error"
+    reply = talk.reply(until_end=True)
+    assert (reply.status, b"trailers behind the body" in reply.body) == (400, True)
+    assert world.gate.denial(talk.connection)["code"] == "trailers"
+    assert len(world.http1.seen) == whole
 
 
 def test_an_upgrade_to_something_else_is_left_out(world: World) -> None:

@@ -39,6 +39,11 @@ class Chat:
                 await connection.send("raw " + credential)
                 await connection.send(base64.b64encode(b"u:" + credential.encode()))
                 await connection.close(4000, credential)
+            elif message == "pieces":
+                value = credential.removeprefix("Bearer ")
+                for at in range(0, len(value), 6):
+                    await connection.send(value[at : at + 6])
+                await connection.send("and on")
             elif message == "large":
                 await connection.send(bytes(20 << 20))
             else:
@@ -100,6 +105,20 @@ def test_the_value_does_not_come_back(world: World, chat: Chat) -> None:
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4000
     assert REAL not in closed.value.rcvd.reason
+
+
+@pytest.mark.req("SEC-3")
+def test_a_value_in_several_messages_is_not_completed(world: World, chat: Chat) -> None:
+    """Messages are not held back for what may follow. The one that would complete the value ends the connection."""
+    got: list[str | bytes] = []
+    with _connect(world, TOKEN, Authorization=f"Bearer {PH}") as talk:
+        talk.send("pieces")
+        with pytest.raises(ConnectionClosed) as closed:
+            got.extend(talk)
+    assert "".join(map(str, got)) == REAL[:18]
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+    wait_until(lambda: [m for m in world.gate.of("denied") if m["code"] == "secret_in_answer"], "the denial")
 
 
 @pytest.mark.req("SEC-3")

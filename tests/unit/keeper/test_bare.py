@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from cloche_server.engines.converter import command
 from cloche_server.engines.plan import Places
+from cloche_server.node.launch.prepare import ensure_system_user
 from tests.unit.keeper import harness
 from tests.unit.keeper.harness import FAULTS, Node, Refused, spec, wait_until
 
@@ -64,7 +64,7 @@ def node() -> Iterator[Node]:
         (directory / command.MKFS).write_text("")
         directory.chmod(0o755)
         if os.getuid() == 0:  # as in a user's home: only the node's own user gets as far as the directory
-            user = pwd.getpwnam("cloche")
+            user = ensure_system_user()
             os.chown(made, user.pw_uid, user.pw_gid)
         Path(made).chmod(0o700)
         with harness.node(more=("--converter", str(directory), "--program", str(FAULTS))) as started:

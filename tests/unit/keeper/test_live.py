@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cloche_server.node.launch.prepare import ensure_system_user
 from tests.unit.keeper import harness
 from tests.unit.keeper.harness import FAULTS, Node, Refused, new_id, run_raw, spec, wait_until
 
@@ -126,7 +126,7 @@ def test_images_are_plain_files_below_their_directory(open_path: Path) -> None:
     (images / "directory").mkdir()
     os.mkfifo(images / "fifo", 0o644)
     if os.getuid() == 0:  # the node's user must be able to enter it; whether others can is the images' own affair
-        user = pwd.getpwnam("cloche")
+        user = ensure_system_user()
         for path in (open_path, images, images / "closed"):
             os.chown(path, user.pw_uid, user.pw_gid)
     with harness.node(images=images) as made:

@@ -19,11 +19,12 @@ from cloche.wire.errors import ClocheError
 from cloche.wire.images import GcImages, PullImage
 from cloche.wire.sandboxes import CreateSandbox, Sandbox
 from cloche_server.images.settings import RegistrySettings, Timeouts
+from cloche_server.node.admission import Watermarks
 from cloche_server.node.making import first_command
 from cloche_server.node.node import Config, Node
 from cloche_server.node.stock import Stock, stock_of
 from tests.unit.images import pushing, registries
-from tests.unit.node.house import ADMIN, ME, OTHER, House, make_images, raises
+from tests.unit.node.house import ADMIN, ME, OTHER, House, make_images, raises, until
 from tests.unit.node.local_converter import can_convert, start
 from tests.unit.node.native_engine import can_run
 
@@ -231,3 +232,16 @@ def test_the_first_command_is_bounded() -> None:
     with pytest.raises(ClocheError) as refused:
         first_command(CreateSandbox(command=StartCommand(argv=["x"])), root)
     assert refused.value.detail == {"reason": "entrypoint"}
+
+
+@pytest.mark.req("RES-1")
+async def test_for_want_of_disk_what_nobody_needs_of_images_goes(house: ImageHouse) -> None:
+    await pull(house.node, "plain")
+    left = house.root / "state" / "images" / "tmp" / "partial" / ("0" * 64)
+    left.write_bytes(b"a download that stopped")
+    roomy, house.node._maker.marks = house.node._maker.marks, Watermarks(disk_free_bytes_min=1 << 60)
+    refused = await raises("overloaded", house.create(image="plain"))
+    assert refused.detail == {"watermark": "disk"}
+    await until(lambda: not left.exists())
+    house.node._maker.marks = roomy
+    assert (await house.create(image="plain")).image == "plain", "an image with a name stays"

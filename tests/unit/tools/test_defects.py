@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.defects import plant
-from tests.defects.catalogue import by_id
+from tests.defects.catalogue import DEFECTS, by_id
 from tests.defects.defect import Defect
 from tools import defects
 
@@ -115,3 +115,32 @@ def test_a_test_that_fails_anyway_is_not_a_find(tmp_path: Path) -> None:
     assert defects.judge(DEFECT, tmp_path, tmp_path, {"t[2]"}) == ("fails anyway", [])
     (tmp_path / "log").write_text("tests/defects/walls.py:7: in patched\nE AttributeError")
     assert defects.judge(DEFECT, tmp_path, tmp_path, {"t[1]"}) == ("stale patch", [])
+
+
+PURE = ("binding", "forms", "places", "redact", "strict")
+"""Modules of the interceptor that need the standard library alone."""
+OF_THE_INTERCEPTOR = [each for each in DEFECTS if each.module.removeprefix("interceptor.") in PURE]
+
+
+@pytest.mark.parametrize("defect", OF_THE_INTERCEPTOR, ids=lambda defect: defect.id)
+def test_a_patch_of_the_interceptor_stands_alone_and_fits(defect: Defect) -> None:
+    """There it cannot say that it does not, and would only be missed."""
+    package = Path(defects.ROOT, "packages/cloche-server/src/cloche_server/interceptor")
+    probe = (
+        "import importlib, pathlib, runpy\n"
+        f"runpy.run_path({str(package / 'main.py')!r})['_as_package'](pathlib.Path({str(package)!r}))\n"
+        f"room = {{}}\nexec({plant.standing_alone(defect)!r}, room)\n"
+        f"room[{defect.patch.__name__!r}](importlib.import_module({defect.module!r}))\n"
+    )
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", probe], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_interceptor_is_started_with_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloche_server.engines.interceptor import command
+
+    monkeypatch.setattr(command, "BOOT", command.BOOT)
+    plant._follow_into_interceptor(by_id("SEC-3/echoed"), command)
+    compile(command.BOOT, "boot", "exec")
+    assert "redact_nothing" in command.BOOT
+    assert plant.INTERCEPTOR_RUN not in command.BOOT

@@ -42,7 +42,7 @@ def _no_name_check() -> None:
 
 def _no_bounds() -> None:
     flow = _module("flow")
-    flow.STREAM_WINDOW_BYTES = flow.CONNECTION_WINDOW_BYTES = flow.LOW_BYTES = 2**31 - 1
+    flow.STREAM_WINDOW_BYTES = flow.CONNECTION_WINDOW_BYTES = 2**31 - 1
 
 
 def _no_head_bound() -> None:

@@ -29,6 +29,8 @@ from cloche_server.api.streams import Piece, Stream, model_event
 router = APIRouter(prefix="/v1", tags=["commands"])
 hot = APIRouter(prefix="/v1", tags=["commands"], route_class=DirectRoute)
 
+COMPANY_S: Final = 0.01
+"""How long `command` waits for output or the end: a quick command is one write, and its reader is woken once."""
 EVENTS: Final[dict[str, Any]] = {"text/event-stream": {"schema": {"type": "string"}}}
 
 _START: Final[dict[str, Any]] = {
@@ -73,7 +75,7 @@ async def start_command(request: Request) -> Response:
     command = await asked.backend.start_command(asked.caller, request.path_params["s"], body, key)
     if not wants_events(request):
         return json_response(command, 202)
-    return Stream(_command_events(asked, command), "text/event-stream")
+    return Stream(_command_events(asked, command), "text/event-stream", first_waits_s=COMPANY_S)
 
 
 async def _command_events(asked: Asked, command: Command) -> AsyncGenerator[Piece, None]:

@@ -11,12 +11,12 @@ import socket
 import struct
 from typing import Any, Final
 
-from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from cloche.wire.errors import ClocheError, error
 from cloche_server.api.caller import Peer
+from cloche_server.api.gathering import GatheringCycle
 from cloche_server.api.problems import whole_answer
 
 EXTENSION: Final = "cloche.peer"
@@ -25,7 +25,6 @@ CONNECTIONS_MAX: Final = 4096
 SEND_BUFFER_BYTES: Final = 1024 * 1024
 WRITE_HIGH_BYTES: Final = 1024 * 1024
 WRITE_LOW_BYTES: Final = 256 * 1024
-GATHER_BYTES_MIN: Final = 16 * 1024
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer | None:
@@ -50,20 +49,6 @@ def _widen(transport: asyncio.Transport) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
 
-class GatheringCycle(RequestResponseCycle):
-    """Bulk goes out beside the frame of its chunk; uvicorn would copy both into a new buffer."""
-
-    async def send(self, message: ASGISendEvent) -> None:
-        body: bytes | memoryview = message.get("body", b"")  # type: ignore[assignment]
-        if len(body) < GATHER_BYTES_MIN or not (self.chunked_encoding and message.get("more_body")):
-            return await super().send(message)
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if not self.disconnected:
-            self.transport.writelines((b"%x\r\n" % len(body), body, b"\r\n"))
-        return None
-
-
 class PeerHttpProtocol(HttpToolsProtocol):
     """HTTP/1.1 with the peer in each scope."""
 
@@ -80,7 +65,7 @@ class PeerHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         if type(self.cycle) is RequestResponseCycle:  # None or an older one when the request was refused
-            self.cycle.__class__ = GatheringCycle
+            GatheringCycle.adopt(self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(error("invalid_request", "This is not HTTP."))

@@ -36,7 +36,7 @@ from cloche_server.api import (
     terminal,
     tree,
 )
-from cloche_server.api.asking import Gate
+from cloche_server.api.asking import Direct, Gate
 from cloche_server.api.backend import Backend
 from cloche_server.api.caller import Rules, TcpConfig, check_tcp, make_rules
 from cloche_server.api.openapi import render
@@ -93,7 +93,8 @@ class Api(FastAPI):
         self._rendered: str | None = None
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Boundary(Gate(AsyncExitStackMiddleware(self.router), self.backend, self.rules))
+        inner = Direct(AsyncExitStackMiddleware(self.router), self.router.routes)
+        return Boundary(Gate(inner, self.backend, self.rules))
 
     async def _description(self, _request: Request) -> Response:
         if self._rendered is None:
@@ -126,8 +127,8 @@ async def serve(
         await stack.enter_async_context(_listening(app, unix, None))
         if tcp is not None:
             await stack.enter_async_context(_listening(app, _tcp_listener(tcp), tcp))
-        gc.collect()
-        gc.freeze()  # what exists now stays: no collection need look at it again
+        gc.freeze()  # what exists now stays: no collection need look at it again, and hardly any of it is garbage
+        gc.enable()
         if on_ready is not None:
             on_ready()
         await asyncio.Event().wait()

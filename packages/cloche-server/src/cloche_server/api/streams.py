@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
 from pybase64 import b64encode
@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from cloche.wire.errors import ClocheError
 from cloche_server.api.backend import OutputChunk
+from cloche_server.api.gathering import WAIT_S
 from cloche_server.api.problems import json_bytes, problem_json, translate
 
 HEARTBEAT_S: Final = 15.0
@@ -29,6 +30,8 @@ TURN_BYTES: Final = 1024 * 1024
 """After so many bytes a stream lets others have a turn, even if it never has to wait."""
 FIRST_WAIT_S: Final = 0.05
 """How long an endless stream waits for its first piece: an error in that time is a status, later an event."""
+ATTEND_AFTER_S: Final = 0.05
+"""Only then, or after `TURN_BYTES`, is a reader who leaves looked for: most commands are over by then."""
 
 Piece = bytes | memoryview
 
@@ -62,6 +65,7 @@ def model_event(name: str, model: BaseModel) -> bytes:
 class Stream(Response):
     """Sends what `source` yields. `patient`: the source may be silent for long, so begin the answer without it.
 
+    `first_waits_s`: nobody needs the first piece alone; it may wait so long for one to go with.
     `after` is set when the source has read the request's body: until then the connection is its own.
     """
 
@@ -72,10 +76,12 @@ class Stream(Response):
         *,
         headers: dict[str, str] | None = None,
         patient: bool = False,
+        first_waits_s: float | None = None,
         after: asyncio.Event | None = None,
     ) -> None:
         self.source = source
         self.patient = patient
+        self.first_waits_s = first_waits_s
         self.after = after
         self.is_events = media_type == "text/event-stream"
         self.background = None
@@ -84,6 +90,7 @@ class Stream(Response):
         self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.items()]
         self._spoke = True
         self._gone = False
+        self._attending: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -124,11 +131,16 @@ class Stream(Response):
     async def _run(self, first: asyncio.Task[Piece | None] | Piece | None, receive: Receive, send: Send) -> None:
         pump = asyncio.current_task()
         assert pump is not None
-        attend = asyncio.ensure_future(self._attend(pump, receive, send))
+
+        def attend() -> None:
+            if self._attending is None:
+                self._attending = asyncio.ensure_future(self._attend(pump, receive, send))
+
+        begin = asyncio.get_running_loop().call_later(ATTEND_AFTER_S, attend)
         last = b""
         try:
             piece = await first if isinstance(first, asyncio.Task) else first
-            await self._pump(piece, send)
+            await self._pump(piece, send, attend)
         except Exception as raised:  # half the answer is sent: its end must say that it broke
             err = translate(raised)
             if not self.is_events:
@@ -136,18 +148,24 @@ class Stream(Response):
                 return  # without the last chunk: the client sees that it is not whole
             last = _error_event(err)
         finally:
-            attend.cancel()
+            begin.cancel()
+            if self._attending is not None:
+                self._attending.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _pump(self, piece: Piece | None, send: Send) -> None:
+    async def _pump(self, piece: Piece | None, send: Send, attend: Callable[[], None]) -> None:
         since_turn = 0
         source = self.source
+        if piece is not None and self.first_waits_s is not None:
+            await send({"type": "http.response.body", "body": piece, "more_body": True, WAIT_S: self.first_waits_s})
+            piece = await anext(source, None)
         while piece is not None:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             self._spoke = True
             since_turn += len(piece)
             if since_turn >= TURN_BYTES:
                 since_turn = 0
+                attend()  # what is sent to nobody meets no resistance
                 await asyncio.sleep(0)
             piece = await anext(source, None)
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from cloche.wire.approvals import Approval
 from cloche.wire.defaults import APPROVAL_SCOPE_S_MAX
 from cloche.wire.errors import ClocheError, error
-from cloche.wire.ids import matches_prefix, new_id
+from cloche.wire.ids import matches_prefix, new_id, short
 from cloche_server.egress.services import Question
 from cloche_server.egress.text import escaped
 
@@ -191,7 +191,7 @@ def over(asked: Asked) -> ClocheError:
     by = f" by {asked.by}" if asked.by else ""
     return error(
         "approval_over",
-        f"The question {asked.id} is over: {state.replace('_', ' ')}{by}.",
+        f"The question {short(asked.id)} is over: {state.replace('_', ' ')}{by}.",
         detail={"state": state, "answered_by": asked.by},
     )
 

@@ -174,11 +174,19 @@ class Channel:
             frames_out=outbox.frames_total,
             bytes_out=outbox.bytes_total,
             out_waiting_bytes=outbox.bytes,
-            streams_open=len(self._mux.flows),
+            streams_open=self.streams_open,
             window_bytes=self._mux.budget.bytes_used,
             pauses=pump.pauses,
             paused_s=pump.paused_s,
         )
+
+    @property
+    def streams_open(self) -> int:
+        return len(self._mux.flows)
+
+    def flush(self) -> None:
+        """What was said leaves now, not at the end of the loop's turn: for what somebody waits for."""
+        self._pump.flush()
 
     def next_stream_id(self) -> int:
         """The id that the next `open` will use: to journal it before OPEN. A stderr stream gets this + 2."""

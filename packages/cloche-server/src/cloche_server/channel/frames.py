@@ -57,6 +57,7 @@ _HEADER = struct.Struct("<BII")
 _TRAILER = struct.Struct("<I")
 _CREDIT = struct.Struct("<QQ")
 _OFFSET = struct.Struct("<Q")
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # made once: `dumps` makes one a call
 _NOT_PADDING = re.compile(rb"[^\0]")
 
 crc32 = isal_zlib.crc32
@@ -140,7 +141,7 @@ class Decoder:
 
 def encode_json(value: Mapping[str, object]) -> bytes:
     """ASCII, so that a path's lone surrogates (bytes that are not UTF-8) travel as `\\udcXX`."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _ENCODE(value).encode("ascii")
 
 
 def decode_json(payload: bytes | memoryview) -> dict[str, object]:

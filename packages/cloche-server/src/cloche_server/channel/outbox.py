@@ -13,13 +13,15 @@ IOVECS_MAX = 512  # Linux takes 1,024
 
 
 class Outbox:
-    """`wake` is called when the first byte is put into an empty box."""
+    """`wake` is called when the first byte is put into an empty box; `wake_later` when nobody waits for that byte."""
 
-    __slots__ = ("_parts", "_wake", "bytes", "bytes_total", "frames_total")
+    __slots__ = ("_only_later", "_parts", "_wake", "_wake_later", "bytes", "bytes_total", "frames_total")
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], wake_later: Callable[[], None] | None = None) -> None:
         self._parts: deque[bytes | bytearray | memoryview] = deque()
         self._wake = wake
+        self._wake_later = wake_later or wake
+        self._only_later = False
         self.bytes = 0
         self.bytes_total = 0
         self.frames_total = 0
@@ -36,17 +38,30 @@ class Outbox:
             self.bytes_total += len(payload)
             self.put_raw(trailer)
 
+    def put_later(self, kind: int, stream: int) -> None:
+        """It goes with the next frame, or after a moment: waking the guest now would take time from whoever waits for us."""
+        self.frames_total += 1
+        empty = not self.bytes
+        self._append(encode(kind, stream, b""))
+        if empty:
+            self._only_later = True
+            self._wake_later()
+
     def put_raw(self, data: bytes) -> None:
+        first = not self.bytes or self._only_later
+        self._append(data)
+        if first:
+            self._only_later = False
+            self._wake()
+
+    def _append(self, data: bytes) -> None:
         last = self._parts[-1] if self._parts else None
         if type(last) is bytearray and len(last) + len(data) <= JOINED_BYTES_MAX:
             last += data
         else:
             self._parts.append(bytearray(data))
-        empty = not self.bytes
         self.bytes += len(data)
         self.bytes_total += len(data)
-        if empty:
-            self._wake()
 
     def iovecs(self, bytes_max: int) -> list[bytes | bytearray | memoryview]:
         """The next parts to write: about `bytes_max`, never less than one part."""

@@ -31,6 +31,8 @@ OUT_BYTES_HIGH = 524_288
 """`drain` and `writable` wait above this."""
 OUT_BYTES_MAX = 4_194_304
 """Above this nothing is read: a guest that makes us answer must read the answers."""
+LATE_S = 0.005
+"""How long a frame that nobody waits for waits for another one."""
 CHECK_FRAMES = 16
 CHECK_PAYLOAD_BYTES = 1024
 
@@ -64,7 +66,7 @@ class Pump:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
-        self.outbox = Outbox(self._schedule_flush)
+        self.outbox = Outbox(self._schedule_flush, self._schedule_late_flush)
         self.frames_in = self.bytes_in = self.pauses = 0
         self.paused_s = 0.0
         self._sock = sock
@@ -220,10 +222,17 @@ class Pump:
 
     # --- out ----------------------------------------------------------------------------------
 
+    def flush(self) -> None:
+        self._flush()
+
     def _schedule_flush(self) -> None:
         if not self._flush_due and not self._writing and self._failed is not None:
             self._flush_due = True
             self._loop.call_soon(self._flush)
+
+    def _schedule_late_flush(self) -> None:
+        if self._failed is not None:
+            self._loop.call_later(LATE_S, self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False

@@ -356,7 +356,7 @@ class Mux:
             return
         for extra in flow.extra:
             self.flows.pop(extra.id, None)
-        self.outbox.put(Kind.CONFIRM, flow.id)
+        self.outbox.put_later(Kind.CONFIRM, flow.id)
 
     def ping(self, payload: bytes) -> None:
         assert len(payload) <= PING_BYTES_MAX

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-import structlog
-
 from cloche.wire.egress import EgressLimits, EgressRecord
 from cloche.wire.errors import ClocheError
 from cloche_server.channel import JsonObject, Stream
@@ -27,7 +25,9 @@ from cloche_server.egress.limits import Limits
 from cloche_server.egress.often import Often
 from cloche_server.egress.records import Records
 from cloche_server.egress.services import Placeholders, Services, Who
+from cloche_server.egress.settling import Settling
 from cloche_server.egress.text import escaped
+from cloche_server.logs import Log
 from cloche_server.policy.decide import Policy
 from cloche_server.policy.model import Carries
 
@@ -38,7 +38,7 @@ WAIT_S_MAX: Final = 5.0
 ATTEMPT_S_MAX: Final = 60.0
 """Besides the time that a person has to answer."""
 
-_log = structlog.get_logger("cloche.egress")
+_log = Log()
 
 
 class Gate:
@@ -67,6 +67,7 @@ class Gate:
         used = records.bytes_moved() if limits.bytes_total is not None else 0  # by an earlier daemon's gate
         self.limits = Limits(limits, self._loop.time(), bytes_used=used)
         self.connections: set[Connection] = set()
+        self.settling = Settling()
         self.names_refused: dict[tuple[str, str | None], float] = {}
         """By name and command: until when a refusal is not recorded again."""
         self._talks: dict[GuestEnd, asyncio.Task[None]] = {}
@@ -174,7 +175,8 @@ class Gate:
         except ClocheError as bad:
             raise Refused(bad.code, f"{bad.message} {bad.fix}", attempt.rule) from bad
         attempt.sock.setblocking(False)
-        attempt.let_go = side.closed
+        self.settling.add(attempt.command, side)
+        attempt.let_go = side.leave
 
     def refuse(self, attempt: Attempt, refused: Refused) -> None:
         """Write it down and let go of all that the attempt holds."""

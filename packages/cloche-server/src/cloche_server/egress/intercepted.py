@@ -86,6 +86,12 @@ class Intercepted:
         )
 
     def closed(self) -> None:
+        """The interceptor has said all that it will say of it."""
+        self.leave()
+        self._gate.settling.remove(self._attempt.command, self)
+
+    def leave(self) -> None:
+        """Nothing of it goes on; the interceptor may still report what it saw."""
         self._closed = True
         for splice in tuple(self._splices):
             splice.close()

@@ -140,6 +140,7 @@ class Intercepted(ConnectionHandler):
         finally:
             timer.cancel()
             self._stop_head_timer()
+            self._http.release()
             for transport in list(self.transports.values()):
                 if transport.writer is not None:
                     transport.writer.close()

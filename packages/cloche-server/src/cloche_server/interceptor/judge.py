@@ -52,6 +52,8 @@ class Exchange:
     refusal: Refusal | None = None
     watch: BodyWatch | None = None
     inflater: Inflater | None = None
+    messages: tuple[Guard, ValueWatch] | None = None
+    """Of a WebSocket: what the server said, watched over the ends of messages."""
 
 
 def exchange_of(flow: http.HTTPFlow) -> Exchange:
@@ -136,7 +138,8 @@ class Judge:
         asked.headers = http.Headers(passed_on(head.headers, websocket=websocket))
         asked.data.path = head.target
         if guard.redacts:
-            asked.headers.pop("accept-encoding", None)
+            # Nothing but plain bytes can be redacted; without the header a server may send what it likes.
+            asked.headers["accept-encoding"] = "identity"
         exchange.watch = guard.body(
             exchange.head, asked.headers.get("content-type", "").encode("utf-8", "surrogateescape")
         )
@@ -202,6 +205,9 @@ class Judge:
                 self.guard.look("a trailer", name + b": " + value)
         except Misplaced as found:
             self._misplaced(exchange, found)
+        if exchange.refusal is None and flow.request.trailers and not flow.request.is_http2:
+            text = "trailers behind the body of an HTTP/1 request are not passed on: use HTTP/2, or leave them out"
+            self._refuse(exchange, Refusal(400, "trailers", text))
         if exchange.refusal is not None and content is not None:
             # The body was not streamed: mitmproxy sends this in the place of a server's answer.
             refused = exchange.refusal
@@ -279,13 +285,24 @@ class Judge:
         message = flow.websocket.messages[-1]
         del flow.websocket.messages[:-1]  # mitmproxy keeps them all
         if not message.from_client:
-            message.content = self.guard.redactor().whole(message.content)
+            self._redact_message(exchange, message)
         elif (watch := self.guard.body(exchange.head, b"")) is not None:
             try:
                 message.content = watch.feed(message.content) + watch.flush()
             except Misplaced as found:
                 self._misplaced(exchange, found)
                 message.drop()
+
+    def _redact_message(self, exchange: Exchange, message: Any) -> None:
+        """A message is a unit, so none is held back for the next; one that would complete a value is not given."""
+        guard = self.guard
+        message.content = guard.redactor().whole(message.content)
+        if exchange.messages is None or exchange.messages[0] is not guard:
+            exchange.messages = (guard, guard.value_watch())
+        if exchange.messages[1].sees_one(message.content):
+            text = "the value of a secret came in pieces, over several messages"
+            self._refuse(exchange, Refusal(403, "secret_in_answer", text))
+            message.drop()
 
     def control_payload(self, payload: bytes, *, from_client: bool) -> bytes:
         """Of a WebSocket ping, pong or close."""

@@ -195,6 +195,7 @@ def _commands(context: Context, sandbox: Sandbox, past: PastSandbox) -> list[Run
             continue
         directory = context.store.command_dir(sandbox.id, each.id)
         log = _log(context, directory, record.request)
+        sandbox.way.denials_again(record)
         running = sandbox.new_running(record, log)
         running.cause = each.cause
         running.stdin.closed = each.stdin_closed

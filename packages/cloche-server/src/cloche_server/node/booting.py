@@ -54,6 +54,7 @@ async def _boot(
 ) -> None:
     preparing = asyncio.ensure_future(sandbox.way.prepare())  # leases and certificates, if any, while the engine boots
     undo.push_async_callback(_stop, preparing)
+    context.spares.want()
     instance = await engine.boot(sandbox.record.spec().check())
     undo.push_async_callback(instance.kill)
     points.reached("node.create.after_boot")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,10 +19,8 @@ from cloche_server.images.build.making import BuildLimits
 from cloche_server.images.manifest import host_platform
 from cloche_server.images.reference import parse, shown
 from cloche_server.images.service import Images
-from cloche_server.images.worker import Converter
-from cloche_server.node.making import Maker
 from cloche_server.node.telling import Say
-from cloche_server.node.workshop import Workshop
+from cloche_server.node.workshop import Builds, Workshop
 
 CONTEXT_BYTES_MAX: Final = 16 * GIB
 DISK_BYTES_MIN: Final = 2 * GIB
@@ -34,15 +32,6 @@ LOCAL: Final = "localhost"
 """The registry of names that are no registry's: images of such a name are made here, never pulled."""
 ARCHIVE_SLACK_BYTES: Final = 64 * MIB
 """A tar of what is on a disk has headers beside its bytes."""
-
-
-@dataclass(frozen=True)
-class Builds:
-    """What a build needs of the node."""
-
-    maker: Maker
-    converter: Converter
-    disk_free_bytes: Callable[[], int]
 
 
 async def build(

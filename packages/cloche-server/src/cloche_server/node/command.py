@@ -44,6 +44,7 @@ class RunningCommand:
         log: CommandLog,
         on_ended: Callable[[RunningCommand], None],
         on_stuck: Callable[[RunningCommand], None],
+        before_end: Callable[[str, Callable[[], None]], None],
     ) -> None:
         self.record = record
         self.log = log
@@ -55,6 +56,7 @@ class RunningCommand:
         self._sandbox = sandbox
         self._on_ended = on_ended
         self._on_stuck = on_stuck
+        self._before_end = before_end
         self._stream: Stream | None = None
         self._outputs: dict[int, Output] = {}
         self._answer: JsonObject | None = None
@@ -85,6 +87,7 @@ class RunningCommand:
         stream = channel.open(
             "exec", fields, sink=stdout, stream=self.record.stream, extra_streams=len(others), extra_sinks=others
         )
+        channel.flush()  # the guest begins while the answer is put together
         self._attach(dict(zip(self._outputs, (stream, *stream.extra), strict=True)))
         if self.cause is not None:  # ended between its journal line and now
             self._abort(self.cause)
@@ -206,7 +209,7 @@ class RunningCommand:
 
     def answered(self, result: JsonObject) -> None:
         self._answer = result
-        self._finish_if_over()
+        self._before_end(self.id, self._finish_if_over)
 
     def log_is_full(self) -> None:
         limit = self.log.bytes_max

@@ -38,7 +38,7 @@ class LogBroken(Exception):
 class CommandLog:
     """The log of one command, for its one writer and any number of readers in this process."""
 
-    def __init__(self, directory: Path, *, bytes_max: int, on_full: OnFull) -> None:
+    def __init__(self, directory: str | Path, *, bytes_max: int, on_full: OnFull) -> None:
         self.bytes_max = bytes_max
         self.on_full: OnFull = on_full
         self.on_room: Callable[[], None] | None = None
@@ -47,8 +47,9 @@ class CommandLog:
         self.end = 0
         self.runs = 0
         self.readers: set[LogReader] = set()
-        self._directory = directory
+        self._directory = os.fspath(directory)
         self._is_new = False
+        self._spare: Callable[[str], bool] | None = None
         self._fds: tuple[int, int] | None = None
         self._punched = 0
         self._released = 0
@@ -60,10 +61,18 @@ class CommandLog:
         self._waiters: set[asyncio.Future[None]] = set()
 
     @classmethod
-    def create(cls, directory: Path, *, bytes_max: int, on_full: OnFull) -> CommandLog:
-        """The directory and its files come with the first byte, so a command waits for none of it."""
+    def create(
+        cls,
+        directory: str | Path,
+        *,
+        bytes_max: int,
+        on_full: OnFull,
+        spare: Callable[[str], bool] | None = None,
+    ) -> CommandLog:
+        """The directory and its files come with the first byte, so a command waits for none of it; by `spare`, if that has one."""
         log = cls(directory, bytes_max=bytes_max, on_full=on_full)
         log._is_new = True
+        log._spare = spare
         return log
 
     @classmethod
@@ -280,17 +289,19 @@ class CommandLog:
 
     def _open(self, flags: int) -> tuple[int, int]:
         mode = os.O_RDWR | os.O_CLOEXEC | flags
-        output = os.open(self._directory / "output", mode | os.O_APPEND, 0o600)
+        output = os.open(f"{self._directory}/output", mode | os.O_APPEND, 0o600)
         try:
-            return output, os.open(self._directory / "index", mode, 0o600)
+            return output, os.open(f"{self._directory}/index", mode, 0o600)
         except BaseException:
             os.close(output)
             raise
 
     def _files(self) -> tuple[int, int]:
         if self._fds is None:
+            if self._is_new and self._spare is not None and self._spare(self._directory):
+                self._is_new = False
             if self._is_new:
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.makedirs(self._directory, mode=0o700, exist_ok=True)
             self._fds = self._open(os.O_CREAT if self._is_new else 0)
             if self._is_new:
                 self._is_new = False
@@ -339,3 +350,14 @@ class CommandLog:
         if self.runs - self._index_punched == 1:  # the other descriptor's last run was freed: the sum tells the rest
             other = STDOUT + STDERR - self._last.fd
             self._counts[other] = self.end - self._counts[self._last.fd]
+
+
+def make_empty(directory: str) -> None:
+    """A log without a byte, as `_files` makes one."""
+    os.mkdir(directory, 0o700)
+    os.close(os.open(f"{directory}/output", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    index = os.open(f"{directory}/index", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(index, [HEADER.pack(MAGIC, 1, 0, 0)])
+    finally:
+        os.close(index)

@@ -7,14 +7,14 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from cloche.wire.errors import ClocheError, error
 from cloche_server.channel import Budget, ChannelFull, ChannelLost, OperationFailed, ProtocolError
+from cloche_server.logs import Log
 from cloche_server.node.clock import Clock
 from cloche_server.node.guest_text import escaped
 from cloche_server.node.journal import Journal
 from cloche_server.node.keeping import Agenda
+from cloche_server.node.spares import Spares
 from cloche_server.node.store import Store
 
 if TYPE_CHECKING:
@@ -32,8 +32,12 @@ class Context:
     budget: Budget
     ways: Ways = field(init=False)
     """Set right after it is made, before there is any sandbox."""
-    log: Any = field(default_factory=lambda: structlog.get_logger("cloche.node"))
+    log: Log = field(default_factory=Log)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    spares: Spares = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spares = Spares(self.store.root / "spares", self.agenda.after)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, quiet: bool = False) -> asyncio.Task[Any]:
         """A task that is kept until it is done. Its failure is told, unless (`quiet`) whoever waits for it tells it."""

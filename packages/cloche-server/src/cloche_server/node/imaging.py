@@ -9,8 +9,8 @@ from typing import cast
 from cloche.wire.images import BuildOptions, FsckReport, GcImages, GcResult, ImageEvent, ImageView, PullImage
 from cloche_server.api.backend import Caller
 from cloche_server.images.service import Images
-from cloche_server.node.building import Builds, build
 from cloche_server.node.telling import Say, told
+from cloche_server.node.workshop import Builds
 
 Views = list[ImageView]
 
@@ -67,6 +67,8 @@ class Imaging:
     async def build_image(
         self, caller: Caller, context: AsyncIterator[bytes], options: BuildOptions
     ) -> AsyncIterator[ImageEvent]:
+        from cloche_server.node.building import build  # all of Dockerfiles: no other start needs it
+
         async def work(say: Say) -> Sequence[ImageView]:
             return [await build(self.images, self._builds, caller, context, options, say)]
 

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 import uvloop
 
 from cloche.wire.errors import ClocheError, error
@@ -33,6 +32,7 @@ from cloche_server.engines.converter.starter import ConverterStarter
 from cloche_server.engines.gvisor.engine import GVisorEngine
 from cloche_server.engines.interceptor.starter import InterceptorStarter
 from cloche_server.engines.qemu.engine import QemuEngine
+from cloche_server.logs import Log
 from cloche_server.node import start
 from cloche_server.node.guest_text import escaped
 from cloche_server.node.launch.keepers import KeeperHouse, ensure_keeper, find_runsc
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     """The entry point `cloche-node`."""
     asked = parse(argv)
     set_up_logs()
-    log = structlog.get_logger("cloche.node")
+    log = Log()
     paths = NodePaths(asked.state_dir, asked.run_dir, asked.images_dir, asked.store_dir, asked.config_dir)
     try:
         with daemon_lock(paths.run, wait_s=HANDOVER_S if asked.replace else 0.0):
@@ -193,7 +193,7 @@ def engines_of(house: KeeperHouse) -> Mapping[str, Engine]:
         try:
             found["qemu"] = QemuEngine(microvm, lambda: house.client, house.weaker)
         except EngineError as bad:  # experimental: a node without it goes on, and refuses microVMs by name
-            structlog.get_logger("cloche.node").warning("no microVMs", code=bad.code, message=str(bad))
+            Log().warning("no microVMs", code=bad.code, message=str(bad))
     return found
 
 
@@ -258,9 +258,7 @@ def forbid_core_dumps() -> None:
 
 def notify_ready(node: Node) -> None:
     """To the log, and to systemd or a launcher that waits for it."""
-    structlog.get_logger("cloche.node").info(
-        "ready", sandboxes=len(node.roster.live), generation=node.context.store.generation
-    )
+    Log().info("ready", sandboxes=len(node.roster.live), generation=node.context.store.generation)
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notifier:
@@ -268,28 +266,12 @@ def notify_ready(node: Node) -> None:
 
 
 def set_up_logs() -> None:
-    """One JSON object a line on stderr; control characters never reach a terminal raw."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    handler = _Plain(sys.stderr)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    """What other libraries log goes to stderr as well, in the form of ours."""
+    logging.basicConfig(level=logging.WARNING, handlers=[_Plain(sys.stderr)], force=True)
 
 
 class _Plain(logging.StreamHandler[Any]):
-    """What other libraries log, in the same form."""
+    """One JSON object a line; control characters never reach a terminal raw."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f'{{"event": "log", "logger": "{record.name}", "message": "{escaped(super().format(record), 4000)}"}}'
-
-
-if __name__ == "__main__":
-    sys.exit(main())

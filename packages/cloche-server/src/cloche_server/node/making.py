@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -43,6 +44,7 @@ class Maker:
     use: Callable[[], Use]
     on_ended: Callable[[Sandbox], None]
     boot_id: str
+    _cleaning: asyncio.Task[Any] | None = None
 
     async def create(self, caller: Caller, request: CreateSandbox, key: str | None) -> Sandbox | SandboxRecord:
         wanted = request_sha256(request.model_dump_json())
@@ -79,7 +81,7 @@ class Maker:
         booting.check_environment(root, request)
         if request.name is not None:
             self.roster.check_name(caller, request.name)
-        admission.admit(self.use(), Ask(request.limits.disk_bytes, request.limits.memory_bytes), self.marks)
+        self._admit(Ask(request.limits.disk_bytes, request.limits.memory_bytes))
         sandbox = self._journalled(caller, request, key, wanted, root, engine, plan)
         boot = booting.boot(self.context, sandbox, engine, root, request)
         sandbox.boot_task = self.context.spawn(boot, f"boot {sandbox.id}", quiet=True)
@@ -93,6 +95,19 @@ class Maker:
             raise
         await self._settled(sandbox)
         return sandbox
+
+    def _admit(self, ask: Ask) -> None:
+        """For want of disk, what nobody needs of images goes: whoever tries again finds room, or the operator is told."""
+        try:
+            admission.admit(self.use(), ask, self.marks)
+        except ClocheError as full:
+            if full.detail.get("watermark") == "disk" and (self._cleaning is None or self._cleaning.done()):
+                self._cleaning = self.context.spawn(self._clean(), "image gc")
+            raise
+
+    async def _clean(self) -> None:
+        done = await self.images().gc()
+        self.context.log.info("image gc, for want of disk", bytes=done.bytes, images=len(done.images))
 
     async def _known(self, caller: Caller, key: str | None, wanted: str) -> Sandbox | SandboxRecord | None:
         while key is not None and (known := self.roster.by_key(caller, key)) is not None:

@@ -23,7 +23,6 @@ from cloche_server.images.worker import Converter
 from cloche_server.node import admission, shelf, start, usage, workshop
 from cloche_server.node.admission import Use, Watermarks
 from cloche_server.node.approving import Approving, open_approvals
-from cloche_server.node.building import Builds
 from cloche_server.node.clock import NS, Clock, SystemClock, boot_id
 from cloche_server.node.command import RunningCommand
 from cloche_server.node.context import Context
@@ -108,7 +107,7 @@ class Node(Imaging, Filing, Outgoing, Secreting, Approving):
             self._boot_id,
         )
         self._converter = Converter(self._stock.start)
-        self._builds = Builds(self._maker, self._converter, lambda: admission.disk_free(config.state_dir))
+        self._builds = workshop.Builds(self._maker, self._converter, lambda: admission.disk_free(config.state_dir))
 
     def _let_out(self) -> None:
         """Who serves every gate; before the first sandbox is made or adopted."""
@@ -253,9 +252,7 @@ class Node(Imaging, Filing, Outgoing, Secreting, Approving):
     ) -> Command:
         found = self._live(caller, sandbox)
         async with found.call():
-            command = found.start_command(request, idempotency_key)
-            await asyncio.sleep(0)  # its OPEN leaves now: the guest begins while the answer is put together
-            return shelf.view(command)
+            return shelf.view(found.start_command(request, idempotency_key))
 
     async def list_commands(self, caller: Caller, sandbox: str) -> Commands:
         return shelf.all_of(self.context.store, self.roster.find(caller, sandbox))

@@ -6,17 +6,19 @@ again (its environment among it, in a file of mode 0600); it is dropped when the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from cloche.wire.commands import Command, CommandState, OutputState, StartCommand
+from cloche.wire.commands import Command, CommandState, OutputState
 from cloche.wire.egress import EgressRecord, EgressView
 from cloche.wire.ends import End
 from cloche.wire.sandboxes import Isolation, Limits, Sandbox, SandboxState, Usage
 from cloche_server.engines.contract import IsolationReport
 from cloche_server.engines.spec import SandboxSpec
 from cloche_server.node.clock import NS
+
+_DECODE: Final = msgspec.json.Decoder().decode
 
 
 class SandboxRecord(msgspec.Struct, kw_only=True):
@@ -180,5 +182,7 @@ def ended_command_view(record: CommandRecord) -> Command:
     return command_view(record, state=CommandState.ENDED, output=output, runtime_s=runtime_s)
 
 
-def plain_request(request: StartCommand) -> dict[str, Any]:
-    return request.model_dump(mode="json")
+def plain_request(text: str) -> dict[str, Any]:
+    """Of a request's own JSON."""
+    plain: dict[str, Any] = _DECODE(text)
+    return plain

@@ -223,7 +223,8 @@ class Sandbox:
     ) -> tuple[RunningCommand | CommandRecord, Callable[[], None]]:
         """The command, journalled, and what sends its OPEN: before any other stream is opened, because of its number."""
         channel = self.usable()
-        wanted = request_sha256(request.model_dump_json())
+        text = request.model_dump_json()
+        wanted = request_sha256(text)
         command = command_of_key(self.id, key) if key is not None else new_id("command")
         if key is not None and (known := self._known(command)) is not None:
             first = known if isinstance(known, CommandRecord) else known.record
@@ -233,18 +234,18 @@ class Sandbox:
         slot = self.way.slots.next()
         fields = self._exec_fields(command, request, slot)
         check_size(request, fields)
-        if channel.stats.streams_open + 2 > STREAMS_PER_OPENER_MAX - 16:
+        if channel.streams_open + 2 > STREAMS_PER_OPENER_MAX - 16:
             raise error("overloaded", "The sandbox has as many open streams as it can have.", retry_after_s=1.0)
-        record = self._record_of(command, request, wanted, channel.next_stream_id(), slot)
+        record = self._record_of(command, plain_request(text), wanted, channel.next_stream_id(), slot)
         running = self._journalled(record, request)
         return running, lambda: running.open(channel, fields)
 
-    def _record_of(self, command: str, request: StartCommand, wanted: str, stream: int, slot: int) -> CommandRecord:
+    def _record_of(self, command: str, request: dict[str, Any], wanted: str, stream: int, slot: int) -> CommandRecord:
         clock = self._context.clock
         return CommandRecord(
             id=command,
             sandbox=self.id,
-            request=plain_request(request),
+            request=request,
             stream=stream,
             created_ns=clock.boot_ns(),
             created_at=clock.wall_s(),
@@ -255,8 +256,9 @@ class Sandbox:
     def _journalled(self, record: CommandRecord, request: StartCommand) -> RunningCommand:
         directory = self._context.store.add_command(record)
         points.reached("node.command.after_record")
-        log = CommandLog.create(directory, bytes_max=request.output_bytes_max, on_full=request.on_full)
-        running = RunningCommand(self._context, self.record, record, log, self._command_ended, self._command_stuck)
+        spare = self._context.spares.take
+        log = CommandLog.create(directory, bytes_max=request.output_bytes_max, on_full=request.on_full, spare=spare)
+        running = self.new_running(record, log)
         detail = {"stream": record.stream, "request_sha256": record.request_sha256}
         who = self.record
         self._context.journal.write(
@@ -271,9 +273,9 @@ class Sandbox:
         self._idle_since_ns = None
 
     def new_running(self, record: CommandRecord, log: CommandLog) -> RunningCommand:
-        """For adoption."""
-        self.way.denials_again(record)
-        return RunningCommand(self._context, self.record, record, log, self._command_ended, self._command_stuck)
+        return RunningCommand(
+            self._context, self.record, record, log, self._command_ended, self._command_stuck, self.way.before_end
+        )
 
     def open_again(self, running: RunningCommand) -> None:
         """For adoption: it was journalled, and the guest never heard of it."""

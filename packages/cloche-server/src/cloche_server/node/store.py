@@ -3,6 +3,7 @@
     version                                  the form of this directory
     generation                               how many daemons have served it
     journal/                                 see `journal`
+    spares/                                  see `spares`
     sandboxes/ID/record.json                 what is shown of it, 0600
     sandboxes/ID/commands.jsonl              see `command_book`
     sandboxes/ID/egress.jsonl                every attempt to get out, see `egress.records`; made with the first
@@ -102,10 +103,11 @@ class Store:
         assert is_id(command, "command"), "paths are made of our own ids"
         return Path(f"{self._base}/{sandbox}/commands/{command}")
 
-    def add_command(self, record: CommandRecord) -> Path:
+    def add_command(self, record: CommandRecord) -> str:
         """Where its output will be; nothing is made there before there is some."""
+        assert is_id(record.id, "command"), "paths are made of our own ids"
         self._book(record.sandbox).add(record)
-        return self.command_dir(record.sandbox, record.id)
+        return f"{self._base}/{record.sandbox}/commands/{record.id}"
 
     def save_command(self, record: CommandRecord) -> None:
         self._book(record.sandbox).save(record)

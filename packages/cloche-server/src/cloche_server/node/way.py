@@ -287,6 +287,10 @@ class Way:
         if found.ended_ns is not None:  # an alert can come after the program that caused it has ended
             self._context.store.save_command(found)
 
+    def before_end(self, command: str, then: Callable[[], None]) -> None:
+        """Calls `then` when all is known that was refused to a command whose program is over; soon, in any case."""
+        self.gate.settling.when_settled(command, then)
+
     def denials_again(self, command: CommandRecord) -> None:
         """For adoption: what a predecessor had in memory is in the records."""
         found = [

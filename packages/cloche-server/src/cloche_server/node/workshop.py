@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from cloche.wire import defaults
@@ -24,6 +25,7 @@ from cloche_server.channel import JsonObject
 from cloche_server.engines.contract import EngineError
 from cloche_server.images.build.protocols import Found
 from cloche_server.images.service import Root
+from cloche_server.images.worker import Converter
 from cloche_server.node import files, shelf
 from cloche_server.node.command import RunningCommand
 from cloche_server.node.guest_text import escaped
@@ -51,6 +53,15 @@ NODES_OWN: Final = (
     "/etc/resolv.conf",
 )
 """What the agent makes or covers when it prepares a guest; a build can change none of it."""
+
+
+@dataclass(frozen=True)
+class Builds:
+    """What a build needs of the node."""
+
+    maker: Maker
+    converter: Converter
+    disk_free_bytes: Callable[[], int]
 
 
 def end_leftovers(roster: Roster) -> None:

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from cloche.cli.escape import line
 from cloche.cli.units import DURATION
 
 if TYPE_CHECKING:
     from cloche.wire.approvals import Approval
 
+COMMAND_CHARS_MAX: Final = 60
 HEAD: Final = ("ID", "SANDBOX", "WANTS", "ADDRESS", "AGE", "ENDS IN", "STATE", "ASKED BY")
 
 
@@ -65,7 +67,10 @@ def deny_command(ids: tuple[str, ...]) -> int:
 @command.command("watch")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each change.")
 def watch_command(as_json: bool) -> int:
-    """Wait for questions and answer them by a key; without a terminal, print them as they come. Ctrl-C ends it."""
+    """Wait for questions and answer each by a key.
+
+    Without a terminal they are printed as they come. Ctrl-C ends it.
+    """
     from cloche.cli import render, watching
 
     try:
@@ -78,11 +83,14 @@ def watch_command(as_json: bool) -> int:
 
 def row(each: "Approval") -> tuple[str, ...]:
     from cloche.cli import units
+    from cloche.cli.ps import owner_name
     from cloche.wire.ids import short
 
     ends_in = units.span(each.ends_in_s) if each.state == "waiting" else "-"
-    state = f"{each.state} by {each.answered_by}" if each.answered_by else each.state
-    asked_by = each.command_line or "-"
+    state = each.state.replace("_", " ")
+    if each.answered_by:
+        state += f" by {owner_name(each.answered_by)}"
+    asked_by = line(each.command_line, COMMAND_CHARS_MAX) if each.command_line else "-"
     return (
         short(each.id),
         short(each.sandbox),

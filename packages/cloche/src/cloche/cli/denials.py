@@ -19,7 +19,6 @@ WORDS: Final = {
     "path_not_allowed": "path not in the rule",
     "needs_name": "address without a name",
     "address_refused": "address of this machine or a private network",
-    "not_approved": "nobody approved it",
     "rate_limited": "too many attempts",
 }
 ALLOWABLE: Final = frozenset({"no_rule", "port_not_allowed", "needs_name"})
@@ -48,12 +47,16 @@ def target(record: "EgressRecord") -> str:
 
 
 def _why(record: "EgressRecord") -> str:
+    if record.code == "not_approved":
+        return record.text
     return WORDS.get(record.code, record.code.replace("_", " "))
 
 
 def _fix(record: "EgressRecord", *, lives: bool) -> str:
     if record.verdict == "alert":
         return record.text
+    if record.code == "not_approved":
+        return "answer such questions: cloche approvals watch"
     host = record.host if record.port in (80, 443) else target(record)
     if record.code not in ALLOWABLE:
         return f"see: cloche policy explain {short(record.sandbox)} {target(record)}"

@@ -79,7 +79,7 @@ def _explain(end: End, command: "Command | None", sandbox: "Sandbox | None") -> 
                 f"See what it printed: cloche logs {name}",
             )
         case EndReason.KILLED:
-            by = f" by {_who(end.by)}" if end.by else ""
+            by = f" by {who(end.by)}" if end.by else ""
             return f"the command was killed{by}", "What it printed is still there: cloche logs " + name
         case EndReason.NOT_STARTED:
             return end.detail or "the command could not be started", _not_started_fix(end)
@@ -138,7 +138,8 @@ def _context(end: End, command: "Command | None", sandbox: "Sandbox | None") -> 
     return parts
 
 
-def _who(owner: str) -> str:
+def who(owner: str) -> str:
+    """`you`, a user's name, or what the node says."""
     from cloche.cli.ps import owner_name
 
     name = owner_name(owner)

@@ -30,6 +30,8 @@ SYSTEM_NAMES: Final = {"darwin": "macOS", "win32": "Windows", "cygwin": "Windows
 STOP_S_MAX: Final = 30.0
 SYSTEM_USER: Final = "cloche"
 DEFAULT_IMAGE_FILE: Final = "python.erofs"
+STORE_LINK: Final = "store"
+"""In the state directory: a link to an image store elsewhere, so that a reset can name it."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +167,27 @@ def start(where: Place, *, accept: tuple[str, ...] = (), replace: bool = False) 
     )
     with spinning("starting the node"):
         (launcher.replace if replace else launcher.up)(paths, mode=where.mode, accept=accept)
+    _link_store(where)
     view = running(where)
     if view is None:
         raise error("node_unavailable", "the node was started and does not answer", fix="See why: cloche node logs")
     return view
+
+
+def _link_store(where: Place) -> None:
+    link = where.state_dir / STORE_LINK
+    with contextlib.suppress(FileNotFoundError):
+        link.unlink()
+    if where.store_dir is not None:
+        link.symlink_to(where.store_dir.absolute())
+
+
+def store_elsewhere(where: Place) -> str | None:
+    """The image store of the last start, when it is not in the state directory. The node could have written this."""
+    try:
+        return os.readlink(where.state_dir / STORE_LINK)
+    except OSError:  # there is none
+        return None
 
 
 def stop(where: Place, *, keep: bool) -> bool:

@@ -3,6 +3,7 @@
 import click
 
 from cloche.cli.confirm import confirm
+from cloche.cli.escape import line
 
 
 @click.command("reset")
@@ -22,6 +23,11 @@ def command(everything: bool, yes: bool) -> int:
     running = f"End {units.count(view.sandboxes_running, 'running sandbox')} and remove" if view else "Remove"
     confirm(f"{running} everything in {place.state_dir}?", yes)
     local.stop(place, keep=False)
+    store = local.store_elsewhere(place)
     removed = local.remove_state(place)
     render.tick(f"removed {', '.join(removed)}" if removed else "there was nothing")
+    if store is not None:
+        render.say(
+            f"  The image store {line(store, 1000)} is not in the state directory, and stays. It is yours to remove."
+        )
     return 0

@@ -75,9 +75,11 @@ def perform(node: "Node", request: "CreateSandbox", *, keep: bool, stdin: bool) 
             _tell(f"detached from {short(box.id)}, which goes on; end it: cloche kill {short(box.id)}")
             return 0
     else:
+        from cloche.cli.asking import telling
         from cloche.cli.carry import carry
 
-        done = carry(job, stdin=stdin, kill=box.kill)
+        with telling(box):
+            done = carry(job, stdin=stdin, kill=box.kill)
     if keep:
         _tell(f"kept {short(box.id)}; end it: cloche kill {short(box.id)}")
     is_plain = done.ended is not None and done.ended.reason.value == "exited"

@@ -7,7 +7,6 @@ other key goes in, Ctrl-C too.
 import contextlib
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -30,11 +29,21 @@ END_OF_FILE: Final = b"\x04"
 """Ctrl-D: what a terminal reads as end of file, sent when our stdin is not a terminal and ends."""
 
 
+def window_size() -> os.terminal_size:
+    """The window's own: LINES and COLUMNS, where exported, are the size that it once had."""
+    for stream in (sys.__stdout__, sys.__stdin__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no terminal, closed, absent
+            size = os.get_terminal_size(stream.fileno())  # type: ignore[union-attr]
+            if size.lines and size.columns:
+                return size
+    return os.terminal_size((80, 24))
+
+
 def local_terminal() -> "TerminalRequest":
     """A terminal of our size and kind."""
     from cloche.wire.commands import Terminal
 
-    size = shutil.get_terminal_size((80, 24))
+    size = window_size()
     term = os.environ.get("TERM", "xterm-256color")
     fields: dict[str, Any] = {"rows": max(1, min(size.lines, 1000)), "cols": max(1, min(size.columns, 1000))}
     try:
@@ -173,7 +182,7 @@ class _Attached:
                 self._keys(sources)
 
     def _resize(self) -> None:
-        size = shutil.get_terminal_size((80, 24))
+        size = window_size()
         self._line.resize(size.lines, size.columns)
 
     def _keys(self, sources: list[int]) -> None:

@@ -54,15 +54,20 @@ def choices(each: "Approval") -> str:
 
 def why(each: "Approval") -> str:
     """For `?`."""
-    command = f" by command {line(each.command)}" if each.command else ""
+    from cloche.cli.failure import who
+    from cloche.wire.ids import short
+
+    command = f" by command {line(short(each.command))}" if each.command else ""
     return (
-        f"    rule {line(each.rule, 120)} says ask; asked{command} of {line(each.owner)}; "
+        f"    rule {line(each.rule, 120)} says ask; asked{command}, for {line(who(each.owner))}; "
         f"denied by itself in {each.ends_in_s:.0f} s"
     )
 
 
 def outcome(each: "Approval") -> str:
-    by = f" by {line(each.answered_by)}" if each.answered_by else ""
+    from cloche.cli.failure import who
+
+    by = f" by {line(who(each.answered_by))}" if each.answered_by else ""
     return f"    {each.state.replace('_', ' ')}{by}"
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-import structlog
-
 from cloche.wire.errors import ClocheError
 from cloche_server.egress.attempt import Refused
 from cloche_server.egress.interception.control import Control
@@ -22,6 +20,7 @@ from cloche_server.egress.interception.messages import Alert, Closed, Denied, Di
 from cloche_server.egress.limits import Attempts
 from cloche_server.egress.services import InterceptedConnection
 from cloche_server.egress.text import escaped
+from cloche_server.logs import Log
 from cloche_server.policy.model import Effect, Target
 
 READY_S: Final = 20.0
@@ -40,7 +39,7 @@ BUFFER_BYTES: Final = 256 * 1024
 LAST_WORDS_MAX: Final = 1000
 DENIED_STATUS: Final = 403
 
-_log = structlog.get_logger("cloche.interception")
+_log = Log()
 
 
 class Started(Protocol):
@@ -366,8 +365,8 @@ def _let_go(connection: _Connection) -> None:
         task.cancel()
     try:
         connection.gate_side.closed()
-    except Exception:  # a defect of one connection's gate must not keep the others from being told
-        _log.exception("a gate failed at the end of a connection")
+    except Exception as bad:  # a defect of one connection's gate must not keep the others from being told
+        _log.error("a gate failed at the end of a connection", exc_info=bad)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -14,21 +14,23 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol
-
-import structlog
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cloche.wire.errors import ClocheError, error
 from cloche_server.egress.interception import interpreter
-from cloche_server.egress.interception.authority import Authorities, Box
 from cloche_server.egress.interception.environment import Environment, Progress, nobody
 from cloche_server.egress.interception.link import CONNECTIONS_MAX, Link, Started
 from cloche_server.egress.interception.messages import TOLD_BYTES_MAX, told
 from cloche_server.egress.interception.trust import Trust, roots, trust_for
 from cloche_server.egress.services import InterceptedConnection, Who
+from cloche_server.logs import Log
 from cloche_server.policy.model import Target
 from cloche_server.secrets.leases import Lease
+
+if TYPE_CHECKING:
+    from cloche_server.egress.interception.authority import Authorities, Box
 
 IDLE_S: Final = 600.0
 LIVED_S: Final = 10.0
@@ -39,7 +41,7 @@ AGAIN_S_MAX: Final = 5.0
 DIRECTORY: Final = "interceptor"
 LINEAGES: Final = "lineages"
 
-_log = structlog.get_logger("cloche.interception")
+_log = Log()
 
 
 class Starter(Protocol):
@@ -82,7 +84,8 @@ class Interception:
     ) -> None:
         self._start = start
         self._environment = environment or Environment(directory / DIRECTORY, interpreter.find())
-        self._authorities = Authorities(directory / LINEAGES, box)
+        self._lineages = directory / LINEAGES
+        self._box = box
         self._extra_roots = extra_roots
         self._roots: tuple[object, bytes] | None = None
         self._progress = progress or _logged
@@ -92,6 +95,12 @@ class Interception:
         self._links: set[Link] = set()
         self._idling: asyncio.TimerHandle | None = None
         self._is_closed = False
+
+    @cached_property
+    def _authorities(self) -> Authorities:
+        from cloche_server.egress.interception.authority import Authorities  # x509: only what is looked into needs it
+
+        return Authorities(self._lineages, self._box)
 
     # ------------------------------------------------------------------ what the node uses
 
@@ -143,7 +152,8 @@ class Interception:
 
     def keep_lineages(self, lineages: set[str]) -> None:
         """After adoption: authorities of sandboxes that are no more are removed."""
-        self._authorities.keep_only(lineages)
+        if self._lineages.is_dir():
+            self._authorities.keep_only(lineages)
 
     async def close(self) -> None:
         """The daemon stops: no process stays."""

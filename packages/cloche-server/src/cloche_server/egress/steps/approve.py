@@ -33,10 +33,20 @@ async def step(attempt: Attempt) -> None:
     timeout_s = gate.services.organisation().approval_s
     verdict = await gate.services.approvals.ask(_question(attempt), timeout_s=timeout_s)
     if not verdict.approved:
-        raise Refused("not_approved", f"nobody approved it ({escaped(verdict.reason, 100)})", decision.rule)
+        raise Refused("not_approved", _why_not(verdict.reason, timeout_s), decision.rule)
     if gate.policy is not attempt.policy:
         raise Refused("policy_changed", "the policy changed while it waited for an approval", decision.rule)
     attempt.approved = decision.rule
+
+
+def _why_not(reason: str, timeout_s: float) -> str:
+    words = {
+        "denied": "a person denied it",
+        "timed_out": f"nobody answered within {timeout_s:g} s",
+        "void": "it was asked of a person, and is void now",
+        "too_many_questions": "too many questions wait for a person",
+    }
+    return words.get(reason, "it was not approved")
 
 
 def _question(attempt: Attempt) -> Question:

@@ -21,6 +21,7 @@ from typing import Final
 
 import cloche_engine
 from cloche.wire.errors import ClocheError, error
+from cloche_server.egress.interception import interpreter
 from cloche_server.engines.interceptor import command
 from cloche_server.keeper import kernel
 from cloche_server.keeper.client import KeeperClient, KeeperGone, KeeperRefused
@@ -290,8 +291,6 @@ def interceptor_directory(paths: NodePaths) -> dict[str, str]:
 
 def beside_directories() -> dict[str, str]:
     """What the interceptor reads beside its environment. Without an interpreter there is none, and it is missing by name."""
-    from cloche_server.egress.interception import interpreter  # loads all of egress, which a launcher does not need
-
     found = interpreter.find()
     if found is None:
         return {}

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from cloche_server.egress.interception import interpreter
 from cloche_server.keeper import kernel
 
 
@@ -21,7 +22,6 @@ def needed_paths(images: Path) -> list[Path]:
     import cloche
     import cloche_engine
     import cloche_server
-    from cloche_server.egress.interception import interpreter
 
     found = [Path(sys.base_prefix), Path(sys.prefix), images]
     python = interpreter.find()

@@ -12,21 +12,27 @@ import struct
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, NoReturn
 
 from cloche.wire.errors import TABLE, ClocheError, error
+from cloche_server.egress.interception import interpreter
 from cloche_server.keeper import kernel
 from cloche_server.keeper.cgroups import put
 from cloche_server.node.launch import cgroup as cgroups
+from cloche_server.node.launch.compiled import compiling
 from cloche_server.node.launch.ids import IdRange
 from cloche_server.node.launch.keepers import MAPPER_VARIABLE
 from cloche_server.node.launch.places import NodePaths
 from cloche_server.node.launch.prepare import Prepared, prepare_root, prepare_user
 from cloche_server.node.launch.reach import needed_paths, open_up
 
-DAEMON: Final = ("-m", "cloche_server.node.main")
+DAEMON: Final = ("-m", "cloche_server.node")
+NO_PLUGINS: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""Else every installed distribution is asked whether it has one: time, and code that nobody chose."""
 UP_S: Final = 60.0
+LOOK_MS: Final = 5
 END_S: Final = 10.0
 TAIL_BYTES_MAX: Final = 4000
 HEALTH: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -52,7 +58,7 @@ def up(
         ours.close()
         _become_daemon(argv, paths, prepared, mode, theirs)
     theirs.close()
-    with ours:
+    with ours, compiling() if mode == "machine" else nullcontext():
         _wait_up(pid, paths, prepared, mode, ours, log_start)
     return pid
 
@@ -114,7 +120,7 @@ def _become_daemon(argv: list[str], paths: NodePaths, prepared: Prepared, mode: 
     """In the child: lose the terminal, and in machine mode every privilege, for good."""
     try:
         os.setsid()
-        environment: Mapping[str, str] = dict(os.environ)
+        environment: Mapping[str, str] = {**os.environ, **NO_PLUGINS}
         if mode == "machine":
             _enter_cgroup_v2()
             open_up(needed_paths(paths.images), prepared.uid, prepared.gid)
@@ -152,13 +158,17 @@ _FOR_NODE: Final = re.compile(
 
 def _machine_environment(paths: NodePaths) -> dict[str, str]:
     """Of the operator's own only what is meant for a node, and which mirrors his package tools use (no token of theirs)."""
-    from cloche_server.egress.interception import interpreter
-
     kept = {name: value for name, value in os.environ.items() if _FOR_NODE.fullmatch(name)}
     python = interpreter.find()  # as the launcher's user sees it: the system user may not look there
     if python is not None:
         kept[interpreter.VARIABLE] = str(python.executable)
-    return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(paths.state), "LANG": "C.UTF-8"}
+    return {
+        **kept,
+        **NO_PLUGINS,
+        "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "HOME": str(paths.state),
+        "LANG": "C.UTF-8",
+    }
 
 
 def drop_privileges(uid: int, gid: int) -> None:
@@ -178,7 +188,7 @@ def _wait_up(pid: int, paths: NodePaths, prepared: Prepared, mode: str, mapper: 
         poll.register(mapper, select.POLLIN)
     deadline = time.monotonic() + UP_S
     while time.monotonic() < deadline:
-        for fd, _ in poll.poll(20):
+        for fd, _ in poll.poll(LOOK_MS):
             if fd == pidfd:
                 os.waitpid(pid, 0)
                 raise _said(_tail(paths.daemon_log, log_start))
