@@ -1,6 +1,7 @@
 """Delegated cgroups as data: directories that look like /sys/fs/cgroup."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,25 @@ def test_version_1_finds_what_delegate_makes(tmp_path: Path, monkeypatch: pytest
     found, text = cgroup.find(ME)
     assert found is not None, text
     assert found.dirs == {name: str(tmp_path / name / f"cloche-{ME}") for name in cgroup.V1_NEEDED}
+
+
+@pytest.mark.skipif(
+    ME != 0 or cgroup.version() != 1, reason="makes directories of cgroup version 1, which only root may"
+)
+@pytest.mark.req("LIF-2")
+def test_what_another_node_still_needs_is_not_taken_back() -> None:
+    name = f"cloche-test-{os.getpid()}"
+    given = cgroup.give(0, 0, name)
+    for path in given:
+        (path / "sandbox").mkdir()
+    living = subprocess.Popen(["sleep", "60"])
+    try:
+        busy = next(path for path in given if path.parent.name == "memory")
+        (busy / "sandbox" / "cgroup.procs").write_text(str(living.pid))
+        assert set(cgroup.take_back(name)) == set(given) - {busy}
+        assert (busy / "sandbox").is_dir()
+    finally:
+        living.kill()
+        living.wait()
+        cgroup.take_back(name)
+    assert not any(path.exists() for path in given)

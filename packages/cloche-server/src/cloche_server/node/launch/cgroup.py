@@ -6,6 +6,7 @@ the daemon already is in, owned by the user, because the kernel lets nobody but 
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from collections.abc import Iterator
@@ -137,16 +138,25 @@ def give(uid: int, gid: int, name: str) -> list[Path]:
 
 
 def take_back(name: str) -> list[Path]:
-    """As root: remove them. A directory with a living sandbox stays busy and raises OSError."""
-    removed = []
-    for path in _delegated_paths(name):
-        if path.exists():
-            for child in path.iterdir():
-                if child.is_dir():
-                    child.rmdir()
-            path.rmdir()
-            removed.append(path)
-    return removed
+    """As root: remove them; what was removed. One in which a sandbox of another node lives is still needed, and stays."""
+    return [path for path in _delegated_paths(name) if path.exists() and _remove_tree(path)]
+
+
+def _remove_tree(path: Path) -> bool:
+    for child in path.iterdir():
+        if child.is_dir() and not _remove(child):
+            return False
+    return _remove(path)
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except OSError as busy:
+        if busy.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
 
 
 def _delegated_paths(name: str) -> Iterator[Path]:
