@@ -20,7 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a daemon that compiles itself
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Beside other workers (`-n`), a test marked `alone` runs while they wait: it measures time, or counts the host's things."""
+    """Beside other workers (`-n`), a test marked `alone` runs while they wait, because it measures time."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
     directory = ROOT / "build" / "promises"

@@ -149,16 +149,16 @@ def test_on_full_block(box: Sandbox, seed: int) -> None:
     job = box.commands.start(writer(mib, seed), output_bytes_max=MIB, on_full="block")
     wait_until(lambda: job.info().output.end == MIB, what="the log is full")
     parts: list[bytes] = []
-    cursor = "1.0"
+    cursor, passed = "1.0", 0
     for chunk in job.output():
         parts.append(chunk.data)
-        cursor = str(chunk.cursor)
+        cursor, passed = str(chunk.cursor), chunk.cursor.offset
         if chunk.cursor.offset >= 5 * MIB:
             break
     wait_until(lambda: stands_still(job), what="the command waits again")
     assert job.info().ended is None
-    # Behind him: the log (1 MiB), the socket (2), what the daemon had ready for it (2), a turn until it knows (1), his own piece (1).
-    assert job.info().output.end <= (5 + 7) * MIB, "what was on its way to the reader who left, and the log"
+    # 2.5 to 5 MiB in a hundred tries: the log, both buffers of the connection, and what goes on until he is known to be gone.
+    assert job.info().output.end <= passed + 6 * MIB, "what was on its way to the reader who left, and the log"
     parts += [chunk.data for chunk in job.output(from_=cursor)]
     assert b"".join(parts) == b"".join(written(mib, seed))
     assert (str(job.wait(30).reason), job.exit_code) == ("exited", 0)

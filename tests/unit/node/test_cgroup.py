@@ -90,8 +90,10 @@ def test_what_another_node_still_needs_is_not_taken_back() -> None:
     try:
         busy = next(path for path in given if path.parent.name == "memory")
         (busy / "sandbox" / "cgroup.procs").write_text(str(living.pid))
+        for number in range(3):
+            (busy / f"set-up-{number}").mkdir()
         assert set(cgroup.take_back(name)) == set(given) - {busy}
-        assert (busy / "sandbox").is_dir()
+        assert len([child for child in busy.iterdir() if child.is_dir()]) == 4, "those that are being set up too"
     finally:
         living.kill()
         living.wait()

@@ -15,7 +15,7 @@ from cloche_server.node.launch import compiled
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "cloche_tiny_module.py"
     file.write_text("number = 42\n")
-    monkeypatch.setattr(compiled, "MAIN", file)
+    monkeypatch.setattr(compiled, "WITNESS", file)
     monkeypatch.setattr(compiled, "MODULES", (file.stem,))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
@@ -52,6 +52,28 @@ def test_who_wants_no_compiled_files_gets_none(module: Path, monkeypatch: pytest
     with compiled.compiling():
         pass
     assert not cached(module).exists()
+
+
+@pytest.mark.parametrize("before", ["import os; os.abort()", "import signal; signal.pause()"])
+def test_what_was_cut_off_is_tried_again(module: Path, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    """The witness comes last: it is not there when the others may not be. One that hangs keeps nobody waiting."""
+    (module.parent / "cloche_tiny_first.py").write_text(f"{before}\n")
+    monkeypatch.setattr(compiled, "MODULES", ("cloche_tiny_first", module.stem))
+    monkeypatch.setattr(compiled, "COMPILE_S_MAX", 0.5)
+    with compiled.compiling():
+        pass
+    assert not cached(module).exists()
+    monkeypatch.setattr(compiled, "MODULES", (module.stem,))
+    monkeypatch.setattr(compiled, "COMPILE_S_MAX", 60.0)
+    with compiled.compiling():
+        pass
+    assert cached(module).exists()
+
+
+def test_the_witness_is_the_last_that_is_named() -> None:
+    found = importlib.util.find_spec(compiled.MODULES[-1])
+    assert found is not None
+    assert found.origin == str(compiled.WITNESS)
 
 
 def test_what_is_imported_later_is_named() -> None:

@@ -143,10 +143,11 @@ def take_back(name: str) -> list[Path]:
 
 
 def _remove_tree(path: Path) -> bool:
-    for child in path.iterdir():
-        if child.is_dir() and not _remove(child):
-            return False
-    return _remove(path)
+    """Looks before it removes: beside a living sandbox, an empty directory may be one that is being set up."""
+    children = [child for child in path.iterdir() if child.is_dir()]
+    if any((child / "cgroup.procs").read_text() for child in children):
+        return False
+    return all(_remove(child) for child in children) and _remove(path)
 
 
 def _remove(path: Path) -> bool:

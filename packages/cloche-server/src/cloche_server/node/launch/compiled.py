@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-MAIN: Final = Path(__file__).resolve().parents[1] / "main.py"
+WITNESS: Final = Path(__file__).resolve().parents[1] / "__main__.py"
+"""Compiled last, and imported by nothing else: where its compiled file is, the others are."""
+COMPILE_S_MAX: Final = 60.0
 MODULES: Final = (
     "cloche_server.node.main",
     "cloche_server.keeper.main",
@@ -23,8 +25,9 @@ MODULES: Final = (
     "cloche_server.images.build.compat",
     "cloche_server.images.outbound",
     "cloche_server.policy.yaml_tree",
+    "cloche_server.node.__main__",
 )
-"""What keeper and daemon import at their start, and later at first need."""
+"""What keeper and daemon import at their start, and later at first need; then the witness."""
 
 
 @contextmanager
@@ -34,19 +37,26 @@ def compiling() -> Iterator[None]:
         yield
         return
     argv = [sys.executable, "-P", "-c", f"import {', '.join(MODULES)}"]
-    with subprocess.Popen(
+    process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", umask=0o022
-    ):
+    )
+    try:
         yield
+    finally:
+        try:
+            process.wait(COMPILE_S_MAX)
+        except subprocess.TimeoutExpired:  # the daemon goes on as it is; the next start tries again
+            process.kill()
+            process.wait()
 
 
 def _is_compiled() -> bool:
     """By one file for all: an installation is replaced as a whole."""
     try:
-        return os.stat(importlib.util.cache_from_source(str(MAIN))).st_mtime >= MAIN.stat().st_mtime
+        return os.stat(importlib.util.cache_from_source(str(WITNESS))).st_mtime >= WITNESS.stat().st_mtime
     except FileNotFoundError:
         return False
 
 
 def _may_compile() -> bool:
-    return not os.environ.get("PYTHONDONTWRITEBYTECODE") and os.access(MAIN.parent, os.W_OK)
+    return not os.environ.get("PYTHONDONTWRITEBYTECODE") and os.access(WITNESS.parent, os.W_OK)
